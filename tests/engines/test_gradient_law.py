@@ -61,7 +61,7 @@ def trained(name, number):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "number"), LAW)
 def test_a_step_is_that_of_one_process_with_the_global_batch(seen, name, number):
-    """With ragged tails, accumulation, token weights and clipping, 10 steps give the weights of a hand-written loop."""
+    """With ragged tails, accumulation, token weights and clipping, 20 steps give the weights of a hand-written loop."""
     found = trained(name, number)
 
     differences = dict.fromkeys(cases.PRECISIONS, 0.0)

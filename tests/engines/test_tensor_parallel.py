@@ -46,13 +46,6 @@ SETTINGS = {
     "clipping, accumulation, dropout": {"clip": 0.1, "accumulate": 2, "dropout": 0.2},
 }
 DROPOUT = "clipping, accumulation, dropout"
-# Each mesh with all at once, which also has token weights; one mesh with each alone.
-TRAINED = [
-    *(("2 x 2", setting) for setting in SETTINGS),
-    ("4 x 1", DROPOUT),
-    ("1 x 4", DROPOUT),
-    ("1 x 4", "sample weights"),
-]
 PAGE = Path(__file__).parents[2] / "docs" / "large_models.md"
 HIDDEN = Shard(1)  # of (N, length, width)
 SEQUENCE_PLAN = {
@@ -117,10 +110,11 @@ def train_on_meta(folder):
 
 
 def train_everything(folder):
-    found = {}
-    for name, setting in TRAINED:
-        size, batch_size = MESHES[name]
-        found[name, setting] = run(mesh(4, size), batch_size=batch_size, **SETTINGS[setting])
+    found = {
+        (name, setting): run(mesh(4, size), batch_size=batch_size, **arguments)
+        for name, (size, batch_size) in MESHES.items()
+        for setting, arguments in SETTINGS.items()
+    }
     found["4", "dropout"] = run(dl.DistributedDataParallelEngine(device="cpu"), batch_size=2, **SETTINGS[DROPOUT])
     found["2 x 1 x 2", "replicas"] = run(mesh(4, 2, replicas=2), batch_size=4)
     found["2 x 2", "sequence parallel"] = run(mesh(4, 2, plan=SEQUENCE_PLAN), batch_size=4)
@@ -157,7 +151,7 @@ def test_every_mesh_gives_losses_and_weights_of_one_process(tmp_path):
         for epoch, loaders in their_metrics.items():
             for key, values in loaders.items():
                 assert metrics[epoch][key] == pytest.approx(values, abs=1e-6), (name, setting, key)
-    assert len(trained) == len(TRAINED) + 4
+    assert len(trained) == len(MESHES) * len(SETTINGS) + 4
     if "RUNNERKIT_WRITE_PARITY_TABLE" in os.environ:
         write_section("meshes", table(seen), PAGE, command="make parity")
 
