@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +78,8 @@ def soft_update(target: nn.Module, source: nn.Module, tau: float) -> None:
     if not 0 <= tau <= 1:
         raise ValueError(f"tau must be in [0, 1], got {tau}")
     if "torch.distributed.fsdp" in sys.modules:  # parameters that a forward pass gathered are copies of its shards
-        for part in (*target.modules(), *source.modules()):
+        parts: list[Any] = [*target.modules(), *source.modules()]
+        for part in parts:
             if isinstance(part, sys.modules["torch.distributed.fsdp"].FSDPModule):
                 part.reshard()
     for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
