@@ -18,7 +18,7 @@ from runnerkit.engine import IEngine
 from runnerkit.logger import ILogger, Step
 from runnerkit.loop import experiment, media
 from runnerkit.loop.hooks import call_hook
-from runnerkit.loop.loader_pass import Pass, aside, is_left
+from runnerkit.loop.loader_pass import Pass, aside, is_training
 from runnerkit.loop.own_names import check_names
 from runnerkit.loop.position import Position
 from runnerkit.loop.run_logs import RunLogs
@@ -372,7 +372,8 @@ class IRunner(IListener):
         self._stage.enter_training()
         self._emit("on_epoch_start")
         for key in resume_point.loaders_left(self):
-            if resume_point.is_within_epoch(self) or is_left(self, key):
+            is_done = is_over(self) if is_training(self, key) else self._position.is_validated(self)
+            if not is_done or resume_point.is_within_epoch(self):
                 self._run_loader(key)
         self._position.end_epoch(self)
         self._emit("on_epoch_end")

@@ -82,8 +82,7 @@ class Pass(ProcessState):
         runner.loader_batch_len = num_batches + runner.loader_batch_step if num_batches is not None else None
         runner.is_within_loader = True
         runner._stage.use_model(runner)
-        current.gradient_step = GradientStep.of_pass(runner, num_before=current.num_skipped)
-        runner.gradient_step = current.gradient_step
+        runner.gradient_step = current.gradient_step = GradientStep.of_pass(runner, num_before=current.num_skipped)
         if runner.is_train_loader:
             step_watch.start_watch(runner)
             before = runner.batch_step - runner.loader_batch_step
@@ -209,13 +208,6 @@ def aside(runner: IRunner) -> Iterator[None]:
 def is_training(runner: IRunner, key: str) -> bool:
     """Return whether the loader with this key is for training."""
     return key.startswith("train") and not runner.stage_key.startswith("infer")
-
-
-def is_left(runner: IRunner, key: str) -> bool:
-    """Return whether a loader of the epoch is still to run; an evaluation within it may have been at its last step."""
-    if is_training(runner, key):
-        return not is_over(runner)
-    return not runner._position.is_validated(runner)
 
 
 def _with_its_end_known(runner: IRunner, batches: Iterator[Batch], *, looks_ahead: bool) -> Iterator[Batch]:

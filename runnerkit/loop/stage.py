@@ -137,14 +137,13 @@ class Stage(ProcessState):
 
     def use_model(self, runner: IRunner) -> None:
         """Give the runner the model that its loader needs, in the mode that the loader needs."""
-        trains, engine = runner.is_train_loader, runner.engine
-        if not trains:
-            self.evaluation_weights.eval()  # before an engine gathers them
-        choose = engine.training_model if trains else engine.evaluation_model
-        models = {key: choose(model) for key, model in as_dict(self.training_model).items()}
-        if trains:
+        trained = as_dict(self.training_model)
+        if runner.is_train_loader:
+            models = {key: runner.engine.training_model(model) for key, model in trained.items()}
             self.enter_training()
         else:
+            self.evaluation_weights.eval()  # before an engine gathers them
+            models = {key: runner.engine.evaluation_model(model) for key, model in trained.items()}
             for modes in self.training_modes.values():
                 modes.leave()
             for model in models.values():

@@ -344,14 +344,13 @@ def setup_position(runner: IRunner) -> int:
     runner.loader_batch_step = within["loader_batch_step"]
     runner.loader_sample_step = within["loader_sample_step"]
     runner.need_early_stop = within.get("is_ended", False)  # absent before 0.2, as is ends_stage
-    current = runner.loader_pass
-    current.ends_stage = within.get("ends_stage", False)
+    runner.loader_pass.ends_stage = within.get("ends_stage", False)
     if within.get("is_validated", False):  # absent before 0.2
         runner._position.note_validation(runner)
     # Sums add up over ranks: with fewer processes than before, a process takes over the sums of several.
     ranks = runner.engine.data_parallel
     parts = within["means"][ranks.rank :: ranks.num_processes]
-    current.means.load_state_dicts(parts, device=runner.engine.device)
+    runner.loader_pass.means.load_state_dicts(parts, device=runner.engine.device)
     return runner.loader_batch_step
 
 
