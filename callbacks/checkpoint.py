@@ -22,7 +22,7 @@ from runnerkit.checkpoints.judge import Judge, best_first
 from runnerkit.checkpoints.plain_state import copied
 from runnerkit.checkpoints.weights import find_weights
 from runnerkit.errors import UnknownKeyError
-from runnerkit.loop.loader_run import is_training
+from runnerkit.loop.loader_pass import is_training
 from runnerkit.loop.stop_signals import TIME_IS_UP, StopRequests, heeded, stopped_by
 from runnerkit.models.finite import non_finite_part
 from runnerkit.resume import run_state

@@ -16,10 +16,11 @@ from runnerkit.callback import ICallback, IListener
 from runnerkit.checkpoints.weights import load_weights
 from runnerkit.engine import IEngine
 from runnerkit.logger import ILogger, Step
-from runnerkit.loop import experiment, loader_run, media
+from runnerkit.loop import experiment, media
 from runnerkit.loop.hooks import call_hook
-from runnerkit.loop.loader_run import LoaderRun
+from runnerkit.loop.loader_pass import Pass, aside, is_training
 from runnerkit.loop.own_names import check_names
+from runnerkit.loop.position import Position
 from runnerkit.loop.run_logs import RunLogs
 from runnerkit.loop.stage import Stage, open_loggers, setup_stage
 from runnerkit.passes import required_metrics
@@ -29,7 +30,6 @@ from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.seeding.generators import keep_rng
 from runnerkit.steps import learning
 from runnerkit.steps.budget import Budget, is_evaluated_next, is_over
-from runnerkit.steps.gradient_step import GradientStep
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, StateDict
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class IRunner(IListener):
             number of tokens: a number, or a () tensor on the device. None is its number of samples.
         gradient_step: what the losses of this pass over a loader weigh in their optimizer steps, for callbacks; see
             docs/own_steps.md. A validation within a training loader has its own.
+        loader_pass: the pass over the current loader, or the last one; its `means` are this process's sums so far.
         batch_metrics: () tensors or numbers of this batch on this rank; their means become `loader_metrics`.
         loader_metrics, epoch_metrics, experiment_metrics: Python floats over all processes: {metric: value},
             {loader: {metric: value}}, {epoch: {loader: {metric: value}}}.
@@ -134,7 +135,8 @@ class IRunner(IListener):
         self.batch: Batch = None
         self.batch_size = 0
         self.batch_weight: Any = None
-        self.gradient_step = GradientStep()
+        self.loader_pass = Pass()
+        self.gradient_step = self.loader_pass.gradient_step
         self.batch_metrics: dict[str, Any] = {}
         self.loader_metrics: Metrics = {}
         self.epoch_metrics: dict[str, Metrics] = {}
@@ -143,7 +145,7 @@ class IRunner(IListener):
         self.exception: BaseException | None = None
         # The owners of all other state. Other modules use these and _run_batch, but no other private member.
         self._stage = Stage(self._given_hooks)
-        self._loader_run = LoaderRun()
+        self._position = Position()
         self._logs = RunLogs()
         self._resume_point = self._resume_point.renewed()
 
@@ -366,22 +368,23 @@ class IRunner(IListener):
 
     def _run_epoch(self) -> None:
         if not resume_point.is_within_epoch(self):
-            self._loader_run.position.start_epoch(self)
-        loader_run.enter_training(self)
+            self._position.start_epoch(self)
+        self._stage.enter_training()
         self._emit("on_epoch_start")
         for key in resume_point.loaders_left(self):
-            if resume_point.is_within_epoch(self) or loader_run.is_left(self, key):
+            is_done = is_over(self) if is_training(self, key) else self._position.is_validated(self)
+            if not is_done or resume_point.is_within_epoch(self):
                 self._run_loader(key)
-        self._loader_run.position.end_epoch(self)
+        self._position.end_epoch(self)
         self._emit("on_epoch_end")
 
     # Each function call of a step counts: its events are called without _emit, and its end is not a method.
 
     def _run_loader(self, key: str) -> None:
-        loader_run.setup_loader(self, key)
+        current = Pass.begin(self, key)
         with torch.set_grad_enabled(self.is_train_loader):
             self._emit("on_loader_start")
-            for batch in loader_run.batches(self):
+            for batch in current.batches(self):
                 self._run_batch(batch)
                 if self.is_train_loader and self.gradient_step.stepped_at == self.batch_step:
                     every = self.valid_every_steps
@@ -393,18 +396,18 @@ class IRunner(IListener):
                         self.need_early_stop = True
                 if self.need_early_stop:
                     break
-            loader_run.finish_loader(self, key)
+            current.finish(self)
 
     def _run_batch(self, batch: Batch) -> None:
-        loader_run.start_batch(self, batch)
-        stage = self._stage
+        current, stage = self.loader_pass, self._stage
+        current.start_batch(self, batch)
         for listener in stage.listeners["on_batch_start"]:
             listener(self)
         with stage.autocast:
             self.handle_batch(self.batch)
-        for listener in stage.listeners[self.gradient_step.batch_end]:
+        for listener in stage.listeners[current.gradient_step.batch_end]:
             listener(self)
-        loader_run.finish_batch(self)
+        current.finish_batch(self)
 
     # --------------------------------------------------------------------------------------------------------------
 
@@ -413,12 +416,12 @@ class IRunner(IListener):
 
     def _run_validation(self) -> None:
         """Run the evaluation loaders in the middle of a training loader, which then continues unchanged."""
-        with self._loader_run.nested(self), keep_rng():
+        with aside(self), keep_rng():
             for key in self.loaders:
                 if not key.startswith("train"):
                     self._run_loader(key)
-        loader_run.use_model(self)
-        self._loader_run.position.note_validation(self)
+        self._stage.use_model(self)
+        self._position.note_validation(self)
         self._emit("on_validation_end")
 
     @property

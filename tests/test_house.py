@@ -62,7 +62,7 @@ def test_other_modules_use_only_the_owners_of_the_runners_state():
             found |= set(re.findall(r"\b(?:runner|alone|scratch)\.(_\w+)", text))
             assert re.findall(r"\b(?:runner|alone|scratch)\._\w+ = ", text) == [], name
 
-    assert found <= {"_stage", "_loader_run", "_logs", "_resume_point", "_run_batch"}
+    assert found <= {"_stage", "_position", "_logs", "_resume_point", "_run_batch"}
 
 
 def test_counters_and_the_metrics_of_epochs_are_written_by_their_owner():

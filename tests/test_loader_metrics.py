@@ -65,7 +65,7 @@ def test_a_node_rules_too_and_ranks_agree(node, seen_by, wrong):
     for engine in ranks.engines:
         callback = WrongSamples(node=node)
         runner = make_runner(engine=engine, callbacks={"wrong": callback})
-        runner._loader_run.means.update({"loss": float(engine.rank)}, batch_size=2)
+        runner.loader_pass.means.update({"loss": float(engine.rank)}, batch_size=2)
         if engine.rank in seen_by:
             callback.on_loader_start(runner)
             targets = torch.ones(engine.rank + 1, dtype=torch.int64)

@@ -87,8 +87,8 @@ class FirstLook(dl.Callback):
 
     def on_epoch_start(self, runner):
         self.seen = {name: value for name, value in vars(runner).items() if name.startswith(("loader", "batch", "is_"))}
-        run = runner._loader_run
-        self.seen["loader run"] = run.num_skipped, run.ends_stage, run.means.num_samples, run.means.totals()
+        current = self.seen.pop("loader_pass")
+        self.seen["means"] = current.num_skipped, current.ends_stage, current.means.num_samples, current.means.totals()
         self.wraps = type(runner.model)
         runner.log_text("note", "an epoch starts")
 

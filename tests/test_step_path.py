@@ -118,3 +118,21 @@ def test_a_metric_is_averaged_where_its_callback_does_not_act():
     runner = fit(runner=Own(), callbacks=[only_train], loaders={"train": loader(16, 4), "valid": loader(8, 4)})
     assert runner.epoch_metrics["valid"]["accuracy"] == 7.0
     assert 0 <= runner.epoch_metrics["train"]["accuracy"] <= 1
+
+
+def test_a_validation_within_a_loader_is_a_pass_of_its_own():
+    """The pass around it is the same object afterwards, with its sums, its steps and what shows it in the runner."""
+    passes = []
+
+    def note(runner):
+        current = runner.loader_pass
+        assert current.key == runner.loader_key and current.gradient_step is runner.gradient_step
+        passes.append((current, current.means.num_samples, runner.loader_batch_step))
+
+    loaders = {"train": loader(16, 4), "valid": loader(8, 4), "infer": loader(4, 4)}
+    fit(callbacks=[at("on_batch_start", note)], loaders=loaders, valid_every_steps=2)
+
+    assert len({id(current) for current, *_ in passes}) == 5
+    trained = [(current, *rest) for current, *rest in passes if current.key == "train"]
+    assert len({id(current) for current, *_ in trained}) == 1
+    assert [rest for _, *rest in trained] == [[0, 1], [4, 2], [8, 3], [12, 4]]

@@ -30,7 +30,7 @@ class LiveMetrics:
 
     def read(self, runner: IRunner) -> Metrics:
         """Return current values at a batch's end, without names that start with "_"; synchronizes with the device."""
-        totals = shown(runner._loader_run.means.totals())
+        totals = shown(runner.loader_pass.means.totals())
         num_batches = runner.loader_batch_step - 1  # the latest batch is added after all callbacks
         past = _PAST ** (num_batches - self._num_batches)
         for name, (total, count) in totals.items():

@@ -34,7 +34,7 @@ class Attributes:
 
 @dataclass
 class LoaderAttributes(Attributes):
-    """Attributes that describe the loader under way; a pass within another one leaves them unchanged."""
+    """Attributes that describe the pass under way; a second pass within it leaves them unchanged."""
 
     loader_key: str
     loader: Any
@@ -52,6 +52,7 @@ class LoaderAttributes(Attributes):
     loader_metrics: Metrics
     need_early_stop: bool
     gradient_step: Any
+    loader_pass: Any
 
 
 @dataclass

@@ -51,8 +51,8 @@ def check(runner: IRunner) -> None:
 
     A size set by `handle_batch` is not checked.
     """
-    run, key, size = runner._loader_run, runner.loader_key, runner.batch_size
-    batch, run.first_batch = run.first_batch, None
+    current, key, size = runner.loader_pass, runner.loader_key, runner.batch_size
+    batch, current.first_batch = current.first_batch, None
     if key in runner._stage.checked_batch_sizes:
         return
     runner._stage.checked_batch_sizes.add(key)

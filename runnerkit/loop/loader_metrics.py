@@ -37,12 +37,12 @@ def reduce_metrics(runner: IRunner) -> int:
         FloatingPointError: a metric was not finite, and ``runner.non_finite`` is "raise"; on every rank.
     """
     metrics = _metric_callbacks(runner)
-    first = runner._loader_run.means.first_non_finite
+    first = runner.loader_pass.means.first_non_finite
     place = first.find(rank=runner.engine.rank) if first is not None else None
     parts: SumsByOwner = {
-        "num_samples": PartialSums({"": torch.tensor(runner._loader_run.means.num_samples)}),
+        "num_samples": PartialSums({"": torch.tensor(runner.loader_pass.means.num_samples)}),
         "num_non_finite": PartialSums({"": torch.tensor(int(place is not None))}),
-        "batch_metrics": runner._loader_run.means.share(),
+        "batch_metrics": runner.loader_pass.means.share(),
         **{owner: each.share(runner) if each is not None else None for owner, each in metrics.items()},
     }
     totals = reduce_sums(parts, processes=runner.engine.data_parallel, loader_key=runner.loader_key)
@@ -52,7 +52,7 @@ def reduce_metrics(runner: IRunner) -> int:
     batch_metrics = totals["batch_metrics"]
     runner.loader_metrics = {**means_of(batch_metrics), **runner.loader_metrics}
     sums = batch_metrics.sums if batch_metrics is not None else {}
-    runner._loader_run.weightless = frozenset(key for key, (_, weight) in sums.items() if not weight)
+    runner.loader_pass.weightless = frozenset(key for key, (_, weight) in sums.items() if not weight)
     for owner, each in metrics.items():
         if each is not None:
             each.take_total(runner, totals[owner])
@@ -92,7 +92,7 @@ def check_mean(runner: IRunner, key: str) -> None:
 
 
 def _is_bad(runner: IRunner, key: str, mean: float) -> bool:
-    if key in runner._loader_run.weightless:
+    if key in runner.loader_pass.weightless:
         return False
     return math.isnan(mean) or (math.isinf(mean) and not runner.engine.precision.skips_steps)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runnerkit.loop.attributes import Attributes
+from runnerkit.loop.attributes import Attributes, ProcessState
 from runnerkit.types import Metrics, StateDict
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class _Values(Attributes):
     experiment_metrics: dict[int, dict[str, Metrics]]
 
 
-class Position:
+class Position(ProcessState):
     """Counters and metrics of a run, which are public attributes of its runner.
 
     Who makes an optimizer step counts it in ``optimizer_step`` and ``stage_optimizer_step``; a pass counts its own

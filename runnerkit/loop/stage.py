@@ -22,7 +22,7 @@ from runnerkit.callback import (
 from runnerkit.loop import checks, parameter_checks
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.hooks import call_hook
-from runnerkit.loop.loader_run import is_training
+from runnerkit.loop.loader_pass import is_training
 from runnerkit.models.evaluation_weights import EvaluationWeights
 from runnerkit.models.modes import TrainingModes
 from runnerkit.resume import resume_point
@@ -135,6 +135,27 @@ class Stage(ProcessState):
         """
         return self.given_hooks or runner
 
+    def use_model(self, runner: IRunner) -> None:
+        """Give the runner the model that its loader needs, in the mode that the loader needs."""
+        trained = as_dict(self.training_model)
+        if runner.is_train_loader:
+            models = {key: runner.engine.training_model(model) for key, model in trained.items()}
+            self.enter_training()
+        else:
+            self.evaluation_weights.eval()  # before an engine gathers them
+            models = {key: runner.engine.evaluation_model(model) for key, model in trained.items()}
+            for modes in self.training_modes.values():
+                modes.leave()
+            for model in models.values():
+                model.eval()
+        runner.model = like(self.training_model, models)
+
+    def enter_training(self) -> None:
+        """Give the models the weights, and put them into the modes, that they have in training."""
+        self.evaluation_weights.train()
+        for modes in self.training_modes.values():
+            modes.enter()
+
     def hears(self, listener: IListener, event: str) -> bool:
         """Return whether a listener gets an event: all do, except in an evaluation within another run."""
         return self.given_hooks is None or self.given_hooks.hears(listener, event)
@@ -160,7 +181,7 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
     runner._stage.budget = budget_of(call_hook(runner._stage.hooks_of(runner).get_stage_len, stage=stage))
     runner.stage_epoch_len = runner._stage.budget.num_epochs
     runner._stage.may_end_early = runner._stage.budget.limits != ["num_epochs"]
-    runner._loader_run.position.start_stage(runner)
+    runner._position.start_stage(runner)
     runner.need_early_stop = False
     runner._stage.weight_units = WeightUnits()
     if runner._stage.given_hooks is None:

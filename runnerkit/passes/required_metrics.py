@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from runnerkit.errors import UnknownKeyError
-from runnerkit.loop import loader_run
+from runnerkit.loop.loader_pass import Pass, aside
 from runnerkit.resume import resume_point
 from runnerkit.seeding.generators import keep_rng
 
@@ -43,8 +43,8 @@ def check_required_metrics(runner: IRunner) -> None:
 
 def _evaluate_one_batch(runner: IRunner, loader_key: str) -> dict[str, float] | None:
     """Return the metrics, or None if a rank raised: training will raise the same error, with more context."""
-    model, run = runner.model, runner._loader_run
-    with run.nested(runner), run.position.trial(runner), runner._logs.paused(runner), keep_rng(), torch.no_grad():
+    model = runner.model
+    with aside(runner), runner._position.trial(runner), runner._logs.paused(runner), keep_rng(), torch.no_grad():
         metrics = _evaluated(runner, loader_key)
     runner.model = model
     return metrics
@@ -55,7 +55,7 @@ def _evaluated(runner: IRunner, loader_key: str) -> dict[str, float] | None:
     if any(runner.engine.gather_object(error is not None)):  # otherwise one rank would train while others wait
         return None
     unreduced = runner.loader_metrics
-    error = _error_of(partial(loader_run.finish_loader, runner, loader_key))
+    error = _error_of(partial(runner.loader_pass.finish, runner))
     if error is not None and runner.engine.num_processes > 1 and runner.loader_metrics is unreduced:
         raise error  # the other ranks wait in the reduction
     if any(runner.engine.gather_object(error is not None)):
@@ -64,9 +64,9 @@ def _evaluated(runner: IRunner, loader_key: str) -> dict[str, float] | None:
 
 
 def _run_one_batch(runner: IRunner, loader_key: str) -> None:
-    loader_run.setup_loader(runner, loader_key)
+    current = Pass.begin(runner, loader_key)
     runner._stage.listeners.emit("on_loader_start", runner)
-    for batch in loader_run.batches(runner):
+    for batch in current.batches(runner):
         runner._run_batch(batch)
         break
 

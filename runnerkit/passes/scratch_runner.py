@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from runnerkit.callback import ICallback
+from runnerkit.loop.loader_pass import Pass
+from runnerkit.steps.gradient_step import GradientStep
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ def scratch_copy(runner: IRunner, *, callbacks: Collection[ICallback]) -> IRunne
     scratch = copy.copy(runner)
     memo: dict[int, Any] = {id(each): each for each in _shared(runner, callbacks)}
     memo[id(runner)] = scratch
+    step = GradientStep(copy.deepcopy(runner.gradient_step.units, memo))
+    memo |= {id(runner.loader_pass): Pass(gradient_step=step), id(runner.gradient_step): step}  # a pass of its own
     for name, value in vars(runner).items():
         parts = type(value) is dict  # a callback that cannot be copied does not prevent copies of the others
         made = {key: _copied(each, memo, name) for key, each in value.items()} if parts else _copied(value, memo, name)

@@ -191,7 +191,7 @@ def restore(runner: IRunner) -> None:
     if "settings" in state and runner.engine.is_main_process:
         now, takes_passed = compatibility.settings_of(runner), _takes_passed(runner)
         compatibility.warn_of_changes(state["settings"], passed, now, snapshot.source, takes_passed=takes_passed)
-    runner._loader_run.position.load_state_dict(runner, state["counters"])
+    runner._position.load_state_dict(runner, state["counters"])
     compatibility.check_one_cycle(runner, passed, snapshot.source)
     runner.need_early_stop = state["counters"]["need_early_stop"] and _stops_again(runner, state)
     snapshot.within = state["within"]
@@ -344,14 +344,13 @@ def setup_position(runner: IRunner) -> int:
     runner.loader_batch_step = within["loader_batch_step"]
     runner.loader_sample_step = within["loader_sample_step"]
     runner.need_early_stop = within.get("is_ended", False)  # absent before 0.2, as is ends_stage
-    run = runner._loader_run
-    run.ends_stage = within.get("ends_stage", False)
+    runner.loader_pass.ends_stage = within.get("ends_stage", False)
     if within.get("is_validated", False):  # absent before 0.2
-        run.position.note_validation(runner)
+        runner._position.note_validation(runner)
     # Sums add up over ranks: with fewer processes than before, a process takes over the sums of several.
     ranks = runner.engine.data_parallel
     parts = within["means"][ranks.rank :: ranks.num_processes]
-    run.means.load_state_dicts(parts, device=runner.engine.device)
+    runner.loader_pass.means.load_state_dicts(parts, device=runner.engine.device)
     return runner.loader_batch_step
 
 

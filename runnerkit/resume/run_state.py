@@ -128,7 +128,7 @@ def state_of(runner: IRunner) -> StateDict:
         "runnerkit_version": __version__,
         "settings": compatibility.settings_of(runner),
         "stage_key": runner.stage_key,
-        "counters": runner._loader_run.position.state_dict(runner) | {"need_early_stop": stops},
+        "counters": runner._position.state_dict(runner) | {"need_early_stop": stops},
         "stopped_by": stoppers(runner),
         "within": _position(runner) if runner.is_within_loader else None,
         "streams": _streams(runner),
@@ -211,18 +211,18 @@ def _position(runner: IRunner) -> StateDict:
             f"loader {runner.loader_key!r} cannot save its position in the middle of an epoch, because the __iter__ of "
             f"{type(runner.loader).__name__} does not use its batch_sampler; save at the end of each epoch"
         )
-    share, run = share_of(runner.loader), runner._loader_run
+    share, current = share_of(runner.loader), runner.loader_pass
     gather = runner.engine.data_parallel.gather_object
     return {
         "key": runner.loader_key,
         "order": share.described(),
-        "position": share.joined(share.position_after(runner.loader_batch_step - run.num_skipped), gather),
+        "position": share.joined(share.position_after(runner.loader_batch_step - current.num_skipped), gather),
         "loader_batch_step": runner.loader_batch_step,
         "loader_sample_step": runner.loader_sample_step,
         "is_ended": runner.need_early_stop,
-        "ends_stage": run.ends_stage,
-        "is_validated": run.position.is_validated(runner),
-        "means": gather(run.means.state_dict()),
+        "ends_stage": current.ends_stage,
+        "is_validated": runner._position.is_validated(runner),
+        "means": gather(current.means.state_dict()),
     }
 
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Self
@@ -121,9 +120,6 @@ class GradientStep(ProcessState):
         self.learned = Learned()
         self.kept: list[tuple[Tensor, Tensor]] = []
         self.hooks: list[RemovableHandle] = []
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return type(self)(deepcopy(self.units, memo))  # a copy of a runner starts its own pass
 
     @classmethod
     def of_pass(cls, runner: IRunner, *, num_before: int) -> Self:

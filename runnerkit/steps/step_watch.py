@@ -61,7 +61,7 @@ def watch_of_stage(runner: IRunner) -> StepWatch | None:
 
 def start_watch(runner: IRunner) -> None:
     """Start to watch in the first complete training loader of the stage, not in the rest of an interrupted one."""
-    if runner._stage.step_watch is not None and not runner._loader_run.num_skipped:
+    if runner._stage.step_watch is not None and not runner.loader_pass.num_skipped:
         runner._stage.step_watch.open()
         runner._stage.listeners["on_step_end"] += (_look,)
 
@@ -78,7 +78,7 @@ def _look(runner: IRunner) -> None:
 def end_watch(runner: IRunner) -> None:
     """Warn, once per stage, if a complete training loader ended without a step."""
     watch = runner._stage.step_watch
-    if watch is None or runner._loader_run.num_skipped:
+    if watch is None or runner.loader_pass.num_skipped:
         return
     close(runner)
     if watch.has_stepped or not runner.engine.is_main_process or _may_have_skipped(runner):

@@ -37,6 +37,6 @@ def run_ranks(
             runner.batch_size = len(batch["classes"])
             for callback in callbacks.values():
                 callback.on_batch_end(runner)
-            runner._loader_run.means.update(runner.batch_metrics, runner.batch_size)
+            runner.loader_pass.means.update(runner.batch_metrics, runner.batch_size)
     counts = ranks.call(*(lambda r=runner: reduce_metrics(r) for runner in runners))
     return runners, counts, ranks.num_collectives

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from runnerkit.engines import CPUEngine
-from runnerkit.loop.loader_run import LoaderRun
+from runnerkit.loop.loader_pass import Pass
 from runnerkit.metrics.means import LoaderMeans
 from runnerkit.metrics.reduction import reduce_sums
-from runnerkit.steps.gradient_step import GradientStep
 from tests.ranks import Ranks
 
 
@@ -36,8 +35,8 @@ def make_runner(*, means: LoaderMeans | None = None, **attributes: Any) -> Any:
     Args:
         means: sums of the batches that ran; by default there are none.
     """
-    loader_run = LoaderRun()
-    loader_run.means = means or loader_run.means
+    loader_pass = Pass()
+    loader_pass.means = means or loader_pass.means
     defaults = {
         "engine": CPUEngine(),
         "optimizer": None,
@@ -56,8 +55,8 @@ def make_runner(*, means: LoaderMeans | None = None, **attributes: Any) -> Any:
         "batch_weight": None,
         "batch_metrics": {},
         "loader_metrics": {},
-        "_loader_run": loader_run,
-        "gradient_step": GradientStep(),
+        "loader_pass": loader_pass,
+        "gradient_step": loader_pass.gradient_step,
         "epoch_metrics": {},
         "need_early_stop": False,
     }

@@ -20,7 +20,7 @@ def run_batches(runner, live, losses, *, every):
         runner.batch_metrics = {"loss": torch.tensor(loss, dtype=torch.float64, requires_grad=True)}
         if runner.loader_batch_step % every == 0:
             read.append(live.read(runner)["loss"])
-        runner._loader_run.means.update({"loss": runner.batch_metrics["loss"].detach()}, batch_size=4)
+        runner.loader_pass.means.update({"loss": runner.batch_metrics["loss"].detach()}, batch_size=4)
     return read
 
 

@@ -10,7 +10,7 @@ from torch.optim.swa_utils import update_bn
 
 from runnerkit.callback import innermost
 from runnerkit.callbacks.training.batch_transform import BatchTransformCallback
-from runnerkit.loop import loader_run
+from runnerkit.loop.loader_pass import Pass, aside
 from runnerkit.models.modes import Modes
 from runnerkit.sampling.sharding import start_epoch
 from runnerkit.seeding.generators import keep_rng
@@ -41,13 +41,13 @@ def renew_statistics(runner: IRunner, modules: Iterable[nn.Module], *, loader_ke
     Batches pass through BatchTransformCallbacks first, as in evaluation; no other callbacks are called.
     """
     forward = _Forward(runner, modules)
-    with runner._loader_run.nested(runner):
-        runner.loader_key, runner.loader = loader_key, runner.loaders[loader_key]
+    with aside(runner):
+        Pass.enter(runner, loader_key)
         runner.is_train_loader = runner.is_valid_loader = runner.is_infer_loader = False
-        runner.is_within_loader, runner.loader_batch_step = True, 0
+        runner.is_within_loader = True
         start_epoch(runner.loader, runner.epoch_step)
         _renew(runner, forward)
-    loader_run.use_model(runner)
+    runner._stage.use_model(runner)
 
 
 def _renew(runner: IRunner, forward: _Forward) -> None:
@@ -58,7 +58,7 @@ def _renew(runner: IRunner, forward: _Forward) -> None:
     used = {key: runner.engine.evaluation_model(model).eval() for key, model in models.items()}
     runner.model = like(trained, used)
     with keep_rng():
-        update_bn(((batch,) for batch in loader_run.batches(runner)), forward)
+        update_bn(((batch,) for batch in runner.loader_pass.batches(runner)), forward)
     modes.restore()
     for each in filter(_has_own, forward.modules()):
         for name in ("running_mean", "running_var"):
@@ -84,7 +84,7 @@ class _Forward(nn.Module):
         ]
 
     def forward(self, batch: Any) -> None:
-        loader_run.start_batch(self._runner, batch)
+        self._runner.loader_pass.start_batch(self._runner, batch)
         for each in self._transforms:
             each.on_batch_start(self._runner)
         with self._runner.engine.autocast():

@@ -1,0 +1,232 @@
+"""One pass over one loader: its batches and their counters, and the reduction of its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Self
+
+from runnerkit.loop import batch_size, checks, parameter_checks
+from runnerkit.loop.attributes import LoaderAttributes, ProcessState
+from runnerkit.loop.loader_metrics import check_means, new_means, reduce_metrics
+from runnerkit.metrics.means import LoaderMeans
+from runnerkit.resume import resume_point
+from runnerkit.sampling.sharding import batches_of, count_batches, gives_new_batches, is_length_sure, start_epoch
+from runnerkit.steps import learning, step_watch
+from runnerkit.steps.budget import is_over, limit_pass
+from runnerkit.steps.gradient_step import GradientStep
+from runnerkit.steps.learning_rates import rates_of_all
+from runnerkit.support.device_move import copied
+from runnerkit.support.host_copy import as_number
+from runnerkit.types import Batch, as_dict
+
+if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
+
+
+_END = object()
+
+
+class Pass(ProcessState):
+    """One loader once, as ``runner.loader_pass``; a second pass, as a validation within this one, is a second object.
+
+    The only writer of :class:`~runnerkit.loop.attributes.LoaderAttributes`, except for what `handle_batch` and
+    callbacks may set. The runner is passed in: an object that referred to it would keep its loaders' workers.
+
+    Attributes:
+        key: of the loader.
+        means: the batch metrics of this process, kept as weighted sums until the loader ends.
+        gradient_step: also ``runner.gradient_step``.
+        ends_stage: whether the stage ends after this epoch; within a loader, `need_early_stop` concerns that loader.
+        num_skipped: batches that ran before the run was interrupted.
+        num_processes: among which the loader's data is divided.
+        first_batch: as the loader gave it, until its number of samples was checked.
+        weightless: metrics that are NaN because no batch weighs anything.
+    """
+
+    def __init__(self, key: str = "", *, gradient_step: GradientStep | None = None, num_processes: int = 1) -> None:
+        self.key = key
+        self.means = LoaderMeans()
+        self.gradient_step = gradient_step or GradientStep()
+        self.ends_stage = False
+        self.num_skipped = 0
+        self.num_processes = num_processes
+        self.first_batch: Batch = None
+        self.weightless: frozenset[str] = frozenset()
+
+    @classmethod
+    def enter(cls, runner: IRunner, key: str) -> Self:
+        """Make a new pass the runner's current one, before its first batch."""
+        loader = runner.loaders[key]
+        current = cls(key, num_processes=runner.engine.data_parallel.num_processes)
+        runner.loader_pass, runner.gradient_step = current, current.gradient_step
+        runner.loader_key, runner.loader = key, loader
+        runner.loader_batch_step = runner.loader_sample_step = 0
+        return current
+
+    @classmethod
+    def begin(cls, runner: IRunner, key: str) -> Self:
+        """Start a pass: the order of its samples, the model's mode and empty sums."""
+        current = cls.enter(runner, key)
+        runner.is_train_loader = is_training(runner, key)
+        runner.is_infer_loader = key.startswith("infer") or runner.stage_key.startswith("infer")
+        runner.is_valid_loader = not runner.is_train_loader and not runner.is_infer_loader
+        runner.loader_metrics = {}
+        current.ends_stage, runner.need_early_stop = runner.need_early_stop, False
+        current.means = new_means(runner)
+        start_epoch(runner.loader, runner.epoch_step)
+        current.num_skipped = resume_point.setup_position(runner)
+        if runner.is_train_loader:
+            limit_pass(runner)
+        num_batches = count_batches(runner.loader)
+        runner.loader_batch_len = num_batches + runner.loader_batch_step if num_batches is not None else None
+        runner.is_within_loader = True
+        runner._stage.use_model(runner)
+        runner.gradient_step = current.gradient_step = GradientStep.of_pass(runner, num_before=current.num_skipped)
+        if runner.is_train_loader:
+            step_watch.start_watch(runner)
+            before = runner.batch_step - runner.loader_batch_step
+            runner.engine.enter_training_loader(lambda: runner.batch_step - before)
+        return current
+
+    def batches(self, runner: IRunner) -> Iterator[Batch]:
+        """Yield the loader's batches on the device; an error while one is fetched counts as that batch's."""
+        was_ended = runner.need_early_stop and self.num_skipped  # before the run was interrupted
+        if was_ended or (runner.is_train_loader and is_over(runner)):
+            resume_point.restore_rng(runner)
+            return
+        if runner.is_train_loader:
+            parameter_checks.check_added(runner)
+        if getattr(runner.loader, "num_workers", 0):
+            runner.engine.settle()
+        iterator = batches_of(runner.loader)
+        resume_point.restore_rng(runner)  # after iter(), which draws the workers' seed
+        try:
+            if runner.engine.num_processes > 1:
+                iterator = checks.compare_streams(runner, iterator)
+            length, accumulates = runner.loader_batch_len, self.gradient_step.accumulate
+            is_doubtful = length is not None and runner.is_train_loader and not is_length_sure(runner.loader)
+            if is_doubtful or (length is None and accumulates):
+                iterator = _with_its_end_known(runner, iterator, looks_ahead=accumulates)
+            for batch in iterator:
+                yield runner.engine.to_device(batch)
+            if is_doubtful and length != runner.loader_batch_step:
+                checks.warn_of_length(runner, length)
+        except Exception:
+            runner.loader_batch_step, runner.batch = runner.loader_batch_step + 1, None  # the missing one
+            raise
+
+    def start_batch(self, runner: IRunner, batch: Batch) -> None:
+        """Count a batch and make it the runner's current one."""
+        size = batch_size.batch_size_of(batch)
+        runner.batch, runner.batch_size, runner.batch_weight, runner.batch_metrics = batch, size, None, {}
+        runner.loader_batch_step += 1
+        step = self.gradient_step
+        if runner.loader_batch_step == 1:
+            self.first_batch = batch
+        num_samples = step.num_samples or size * self.num_processes
+        if runner.loader_batch_step >= step.first_uneven:
+            number = runner.loader_batch_step - 1 - self.num_skipped
+            num_samples = step.begin_batch(runner, number=number) or num_samples
+            if step.is_idle:
+                from runnerkit.steps.odd_batches import begin_idle_step  # late, as few runs need it
+
+                begin_idle_step(runner, step)
+        runner.loader_sample_step += num_samples
+        if runner.is_train_loader:
+            runner._position.count_batch(runner, num_samples)
+
+    def finish_batch(self, runner: IRunner) -> None:
+        """Add a batch's metrics to the sums; queue those of every `log_every`-th training step for the loggers."""
+        step = self.gradient_step
+        if runner.loader_batch_step == 1:
+            batch_size.check(runner)
+            checks.check_order_is_used(runner)
+            step.check(runner)
+        if runner.is_train_loader and not step.has_steppers:
+            learning.finish_batch(runner)
+        if step.is_idle:
+            from runnerkit.steps.odd_batches import end_idle_step  # late, as few runs need it
+
+            end_idle_step(step)
+        else:
+            if step.own_size is not None and runner.batch_size != step.own_size:
+                from runnerkit.steps.odd_batches import warn_of_dropped_samples  # late, as few runs need it
+
+                warn_of_dropped_samples(runner, step)
+            self.means.update(
+                runner.batch_metrics, runner.batch_size, weight=runner.batch_weight, batch_step=runner.loader_batch_step
+            )
+        logs = runner._logs
+        is_step = runner.is_train_loader and step.stepped_at == runner.batch_step
+        if logs.wants_batch_metrics and is_step and runner.optimizer_step % runner.log_every < step.num_steps:
+            logs.hand_over_steps(runner)  # earlier ones, long computed by now
+            metrics, rates = runner.batch_metrics, rates_of_all(runner.optimizer)
+            logs.queue.put(runner.step, {**metrics, **rates, **metrics})  # the user's "lr" stays
+
+    def finish(self, runner: IRunner) -> None:
+        """End a pass: one reduction over processes, then the callbacks, then the loggers; every rank must call."""
+        runner.need_early_stop = self.ends_stage
+        runner.is_within_loader = False
+        runner.batch_weight = None
+        checks.check_not_empty(runner)
+        self.gradient_step.end_pass(runner)
+        if runner.is_train_loader:
+            step_watch.end_watch(runner)
+            runner.engine.leave_training_loader(runner.loader_batch_step, key=self.key)
+        num_samples = reduce_metrics(runner)
+        checks.check_not_empty(runner, num_samples=num_samples)
+        # Until here each process assumed that the others' batches are as large as its own.
+        surplus, runner.loader_sample_step = runner.loader_sample_step - num_samples, num_samples
+        if runner.is_train_loader:
+            runner._position.correct_samples(runner, surplus)
+            check_means(runner)
+            learning.check_losses(runner)
+        runner._stage.listeners.emit("on_loader_end", runner)
+        if not runner.is_train_loader:
+            for model in as_dict(runner._stage.training_model).values():
+                runner.engine.training_model(model)  # evaluation is over, whatever comes next
+        runner.loader_metrics = {name: as_number(name, value) for name, value in runner.loader_metrics.items()}
+        runner._position.end_loader(runner, self.key)
+        runner._logs.log_metrics(runner, runner.loader_metrics)
+        runner._logs.flush(runner)
+
+
+@contextmanager
+def aside(runner: IRunner) -> Iterator[None]:
+    """Let second passes run, and return to the pass under way, or to the runner as it was before its first loader.
+
+    After an exception nothing is restored: the runner shows where it failed.
+    """
+    outer = LoaderAttributes.of(runner)
+    runner.need_early_stop = False  # it concerns the pass outside
+    yield
+    outer.loader_pass.ends_stage = outer.loader_pass.ends_stage or runner.need_early_stop
+    outer.restore(runner)
+
+
+def is_training(runner: IRunner, key: str) -> bool:
+    """Return whether the loader with this key is for training."""
+    return key.startswith("train") and not runner.stage_key.startswith("infer")
+
+
+def _with_its_end_known(runner: IRunner, batches: Iterator[Batch], *, looks_ahead: bool) -> Iterator[Batch]:
+    """Let the loader's length be right when its last batch begins, whatever the loader says.
+
+    Args:
+        looks_ahead: fetch each batch ahead; otherwise only those at the end that the loader claims, and beyond.
+    """
+    is_kept = gives_new_batches(runner.loader)
+    batch = next(batches, _END)
+    while batch is not _END:
+        number, length = runner.loader_batch_step + 1, runner.loader_batch_len
+        is_ahead = looks_ahead or (length is not None and number >= length)
+        if is_ahead and not is_kept:
+            batch = copied(batch)  # the loader may write the next one into the same memory
+        following = next(batches, _END) if is_ahead else None
+        if following is _END:
+            runner.loader_batch_len = number
+        elif length is not None and number >= length:
+            runner.loader_batch_len, looks_ahead = None, True  # there are more
+        yield batch
+        batch = following if is_ahead else next(batches, _END)
