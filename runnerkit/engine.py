@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -302,6 +302,11 @@ class IEngine(ABC):
         """Return the module that holds the weights in training: the user's, unless the engine trains a sharded copy of
         it."""
         return self.unwrap(model)
+
+    def trained_parameters(self, model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+        """Return the parameters in training by name, a tied one under each of its names; if they are sharded, the
+        shards, also while :meth:`trained_module` holds the full ones that a forward pass gathered."""
+        return self.trained_module(model).named_parameters(remove_duplicate=False)
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         """Return the module to evaluate with, the same on all ranks; every rank must call."""

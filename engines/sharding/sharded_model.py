@@ -70,10 +70,11 @@ class ShardedModel:
         # The criterion gets float32. The root unit is not freed, as its backward pass comes next.
         precision = _precision(compute_dtype, output_dtype=torch.float32 if compute_dtype else None)
         fully_shard(self.module, mesh=mesh, mp_policy=precision, offload_policy=offload, reshard_after_forward=False)
+        self._kept = [cast(FSDPModule, self.module)] if reshard_after_forward else self._units()
         self._fill()
-        shards = dict(self.module.named_parameters(remove_duplicate=False))
-        # (the user's parameter, its shard). Stored, as the module holds full parameters while they are gathered.
-        self.pairs = [(parameter, shards[name]) for name, parameter in own.named_parameters()]
+        # Stored, as the module holds full parameters while they are gathered. By name, a tied one under each of them.
+        self.shards = dict(self.module.named_parameters(remove_duplicate=False))
+        self.pairs = [(parameter, self.shards[name]) for name, parameter in own.named_parameters()]
 
     def _fill(self) -> None:
         """Give the shards of parameters on the meta device memory and values."""
@@ -96,6 +97,11 @@ class ShardedModel:
         for unit in self._units():
             is_freed = self._reshard_after_forward and unit is not cast(FSDPModule, self.module)
             unit.set_reshard_after_forward(is_freed, recurse=False)
+            unit.reshard()
+
+    def free_kept(self) -> None:
+        """Free what a forward pass gathered, and no backward pass freed: it would not follow changes of the shards."""
+        for unit in self._kept:
             unit.reshard()
 
     @torch.no_grad()
