@@ -245,7 +245,7 @@ class CheckpointCallback(ICheckpointCallback):
         if stop is not None or is_last or runner.stage_epoch_step % self.every_epochs == 0:
             why_not = self._save(runner, score=self._score(runner))
         self._cut_at = self._scored = None
-        if stop is not None and not is_last:
+        if stop is not None:
             self._stop.end(runner, stop, why_not=why_not)
 
     def _score(self, runner: IRunner) -> float | None:

@@ -60,12 +60,14 @@ class StopOnSignal(Callback):
         return self.number
 
     def after_epoch(self, runner: IRunner) -> int | None:
-        """Return the signal to stop for; every rank must call: this gathers."""
-        if self.number is not None:
-            return self.number
-        if self.max_hours is not None:
-            self._ask_in_time(runner, self.max_hours)
-        return self._requests.agree(runner.batch_step, runner.engine)
+        """Return the signal to stop for; None also if the run ends anyway; every rank must call: this gathers."""
+        number = self.number
+        if number is None:
+            if self.max_hours is not None:
+                self._ask_in_time(runner, self.max_hours)
+            number = self._requests.agree(runner.batch_step, runner.engine)
+        ends_stage = runner.need_early_stop or not is_epoch_left(runner)
+        return None if ends_stage and runner.stage_key == [*runner.stages][-1] else number
 
     def _ask_in_time(self, runner: IRunner, max_hours: float) -> None:
         if runner.engine.is_main_process and time.monotonic() - self._began_at >= 3600 * max_hours:
@@ -97,8 +99,7 @@ class StopOnSignal(Callback):
             self.end(runner, number, why_not=_ALONE)
 
     def on_epoch_end(self, runner: IRunner) -> None:
-        number = self.after_epoch(runner)
-        if number is not None and is_epoch_left(runner) and not runner.need_early_stop:
+        if (number := self.after_epoch(runner)) is not None:
             self.end(runner, number, why_not=_ALONE)
 
     def on_stage_end(self, runner: IRunner) -> None:
