@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, optimizer_callbacks
 from runnerkit.callbacks.control.parts.stop_on_signal import StopOnSignal
 from runnerkit.checkpoints.file import load_checkpoint
+from runnerkit.checkpoints.index import name_at
 from runnerkit.checkpoints.judge import Judge
 from runnerkit.checkpoints.plain_state import copied
 from runnerkit.checkpoints.store import CheckpointStore
@@ -147,8 +148,10 @@ class CheckpointCallback(ICheckpointCallback):
         self.load_best_on_end = load_best_on_end
         self.trainable_only = trainable_only
         self._frozen_hashes: dict[tuple[str, ...], str] = {}  # of this stage, as hashing a large model takes seconds
+        judge = None
         if loader_key is not None and metric_key is not None:
             self.requires = ((loader_key, metric_key),)
+            judge = Judge(loader_key, metric_key, bool(minimize))
         self._scored: ScoredWeights | None = None  # of the loader's last evaluation in this epoch
         self._is_due = self._is_validated = False
         self._saved_at = 0.0
@@ -156,19 +159,10 @@ class CheckpointCallback(ICheckpointCallback):
         # if the loader lacks a position.
         self._cut_at: str | None = None
         self._has_finite = False  # a checkpoint that one with spoiled weights must not replace; rank zero knows
-        self._make_parts()
-
-    def _make_parts(self) -> None:
-        judge = None
-        if self.loader_key is not None and self.metric_key is not None:
-            judge = Judge(self.loader_key, self.metric_key, bool(self.minimize))
-        self._store = self.store_class(
-            self.logdir, judge, topk=self.topk, save_last=self.save_last, save_best=self.save_best
-        )
-        self._stop = StopOnSignal(self.max_hours, self._store)
+        self._store = self.store_class(self.logdir, judge, topk=topk, save_last=save_last, save_best=save_best)
+        self._stop = StopOnSignal(max_hours, self._store)
 
     def on_experiment_start(self, runner: IRunner) -> None:
-        self._make_parts()  # again, as attributes may have changed
         self._stop.on_experiment_start(runner)
         if runner.engine.is_main_process:
             self._has_finite = self._store.open(
@@ -290,7 +284,7 @@ class CheckpointCallback(ICheckpointCallback):
         else:
             return ""
         if self.asynchronous:
-            self._store.start(write)
+            self._store.background.start(write)
         else:
             write()
         return ""
@@ -327,8 +321,8 @@ class CheckpointCallback(ICheckpointCallback):
 
     def _file(self, runner: IRunner) -> str:
         """Return the name of the checkpoint at this place."""
-        step = runner.batch_step if runner.is_within_loader else math.inf
-        return self._store.name(runner.epoch_step, step, is_sharded=self._is_sharded(runner))
+        name = name_at(runner.epoch_step, runner.batch_step if runner.is_within_loader else math.inf)
+        return name if self._is_sharded(runner) else f"{name}.pth"
 
     def _shards_writer(self, runner: IRunner, state: StateDict, name: str, what: dict[str, Any]) -> Callable[[], None]:
         temporary = self._store.prepare_shards(name, is_main_process=runner.engine.is_main_process)
@@ -344,7 +338,7 @@ class CheckpointCallback(ICheckpointCallback):
 
     def on_exception(self, runner: IRunner) -> None:
         try:
-            self._store.close()  # finish the save that was started
+            self._store.background.close()  # finish the save that was started
         except Exception as error:  # the run's own exception must reach the caller
             logger.warning("the last checkpoint could not be written: %s", error)
         with suppress(OSError):
@@ -352,7 +346,7 @@ class CheckpointCallback(ICheckpointCallback):
         self._stop.on_exception(runner)
 
     def on_experiment_end(self, runner: IRunner) -> None:
-        self._store.close()
+        self._store.background.close()
 
     def on_stage_end(self, runner: IRunner) -> None:
         self._store.wait()

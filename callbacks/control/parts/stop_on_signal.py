@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_ALONE = "no CheckpointCallback in mode 'runner' ends it"
-
 
 class StopOnSignal(Callback):
     """End the run after the current step or evaluation, once any process has received a stop signal.
@@ -30,16 +28,13 @@ class StopOnSignal(Callback):
     Args:
         max_hours: end the run like a signal after so many hours, by rank zero's clock.
         store: of the run's checkpoints, which the end waits for; None without any.
-
-    Attributes:
-        number: the signal to stop for, on which all processes have agreed after a step; None until then.
     """
 
     def __init__(self, max_hours: float | None = None, store: CheckpointStore | None = None) -> None:
         super().__init__(order=CallbackOrder.ExternalExtra)
         self.max_hours = max_hours
         self.store = store
-        self.number: int | None = None
+        self.number: int | None = None  # the signal to stop for, once all processes have agreed on it after a step
         self._requests = StopRequests()
         self._began_at = 0.0
         self._signals = ExitStack()
@@ -73,7 +68,9 @@ class StopOnSignal(Callback):
         if runner.engine.is_main_process and time.monotonic() - self._began_at >= 3600 * max_hours:
             self._requests.ask(TIME_IS_UP)
 
-    def end(self, runner: IRunner, number: int, *, why_not: str) -> NoReturn:
+    def end(
+        self, runner: IRunner, number: int, *, why_not: str = "no CheckpointCallback in mode 'runner' ends it"
+    ) -> NoReturn:
         """End the run; every rank must call.
 
         Args:
@@ -96,11 +93,11 @@ class StopOnSignal(Callback):
 
     def on_step_end(self, runner: IRunner) -> None:
         if (number := self.after_step(runner)) is not None:
-            self.end(runner, number, why_not=_ALONE)
+            self.end(runner, number)
 
     def on_epoch_end(self, runner: IRunner) -> None:
         if (number := self.after_epoch(runner)) is not None:
-            self.end(runner, number, why_not=_ALONE)
+            self.end(runner, number)
 
     def on_stage_end(self, runner: IRunner) -> None:
         self._signals.close()
