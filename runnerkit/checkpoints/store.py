@@ -39,12 +39,7 @@ class CheckpointStore:
         self.background = Background()  # for writes that the run does not wait for
 
     def open(self, *, continues: bool, resumed_from: Path | None) -> bool:
-        """Prepare the folder for a run; return whether it has checkpoints.
-
-        Raises:
-            FileExistsError: it has those of a run that this one does not continue.
-            OSError: it cannot be written to.
-        """
+        """Prepare the folder and return whether it has checkpoints, which only a run that `continues` accepts."""
         folder = CheckpointFolder(self.folder)
         if folder.records and not continues:
             raise FileExistsError(
@@ -75,11 +70,7 @@ class CheckpointStore:
         return temporary
 
     def write(self, state: StateDict, name: str, what: Mapping[str, Any]) -> None:
-        """Write a checkpoint, name the last and the best, and delete those that are neither.
-
-        Args:
-            what: the fields of its record in the index: see :meth:`CheckpointFolder.add`.
-        """
+        """Write a checkpoint, described by `what` in the index; name the last and the best, and delete the others."""
         check_folder(self.folder)
         folder = CheckpointFolder(self.folder)
         judge = self.judge.to_dict() if self.judge is not None else None
@@ -90,10 +81,9 @@ class CheckpointStore:
         self.publish(folder.records, {name: state["shards"]["files"]} if "shards" in state else {})
 
     def publish(self, records: Sequence[Record], shards: Mapping[str, Mapping[str, str]]) -> None:
-        """Copy the folder to the store behind the logdir's URL, in the background.
+        """Copy kept checkpoints to the store behind the logdir's URL, in the background.
 
         Args:
-            records: of all checkpoints that are kept.
             shards: checksums of the newest one's shards, by its name and theirs.
         """
         claims.publish(self.logdir, {each.name: each.sha256 for each in records}, shards)

@@ -23,11 +23,8 @@ class StopOnSignal(Callback):
     """End the run after the current step or evaluation, once any process has received a stop signal.
 
     SIGTERM, SIGUSR1, SIGHUP and `max_hours` end it with exit code 75, SIGINT with 130. As a callback of a run it saves
-    nothing. CheckpointCallback holds one in mode "runner", asks it after each step and epoch, saves, and calls `end`.
-
-    Args:
-        max_hours: end the run like a signal after so many hours, by rank zero's clock.
-        store: of the run's checkpoints, which the end waits for; None without any.
+    nothing. CheckpointCallback holds one in mode "runner", asks it after each step and epoch, saves, and calls `end`,
+    which waits for the `store` of its checkpoints.
     """
 
     def __init__(self, max_hours: float | None = None, store: CheckpointStore | None = None) -> None:
@@ -71,11 +68,7 @@ class StopOnSignal(Callback):
     def end(
         self, runner: IRunner, number: int, *, why_not: str = "no CheckpointCallback in mode 'runner' ends it"
     ) -> NoReturn:
-        """End the run; every rank must call.
-
-        Args:
-            why_not: why nothing was saved; empty if something was.
-        """
+        """End the run; `why_not` says why nothing was saved, and is empty if something was; every rank must call."""
         if self.store is not None:
             self.store.wait(stored=True)
         runner.engine.barrier()  # the first rank to exit ends the others: wait until rank zero has written
