@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
-import signal
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, optimizer_callbacks
-from runnerkit.checkpoints.cleanup import clean_up, set_branch_aside
+from runnerkit.callbacks.control.parts.stop_on_signal import StopOnSignal
 from runnerkit.checkpoints.file import load_checkpoint
-from runnerkit.checkpoints.folder import CheckpointFolder
-from runnerkit.checkpoints.index import Record, name_at
-from runnerkit.checkpoints.judge import Judge, best_first
+from runnerkit.checkpoints.index import name_at
+from runnerkit.checkpoints.judge import Judge
 from runnerkit.checkpoints.plain_state import copied
+from runnerkit.checkpoints.store import CheckpointStore
 from runnerkit.checkpoints.weights import find_weights
 from runnerkit.errors import UnknownKeyError
 from runnerkit.loop.loader_pass import is_training
-from runnerkit.loop.stop_signals import TIME_IS_UP, StopRequests, heeded, stopped_by
 from runnerkit.models.finite import non_finite_part
 from runnerkit.resume import run_state
 from runnerkit.resume.scored_weights import ScoredWeights, with_scored
 from runnerkit.steps.budget import ends_within_epoch, is_epoch_left
 from runnerkit.steps.learning import is_due
-from runnerkit.storage import claims
-from runnerkit.storage.atomic_file import check_folder
-from runnerkit.storage.remote.urls import local_path, shown
+from runnerkit.storage.remote.urls import local_path
 from runnerkit.support.arguments import check_integers, check_numbers, check_paths, check_strings
-from runnerkit.support.background import Background
 from runnerkit.types import StateDict
 
 if TYPE_CHECKING:
@@ -87,6 +81,8 @@ class CheckpointCallback(ICheckpointCallback):
     >>> CheckpointCallback("logs", loader_key="valid", metric_key="loss", minimize=True).requires
     (('valid', 'loss'),)
     """
+
+    store_class = CheckpointStore  # how and where: a subclass of the callback may name another
 
     def __init__(
         self,
@@ -152,52 +148,37 @@ class CheckpointCallback(ICheckpointCallback):
         self.load_best_on_end = load_best_on_end
         self.trainable_only = trainable_only
         self._frozen_hashes: dict[tuple[str, ...], str] = {}  # of this stage, as hashing a large model takes seconds
-        self._judge: Judge | None = None
+        judge = None
         if loader_key is not None and metric_key is not None:
             self.requires = ((loader_key, metric_key),)
-            self._judge = Judge(loader_key, metric_key, bool(minimize))
+            judge = Judge(loader_key, metric_key, bool(minimize))
         self._scored: ScoredWeights | None = None  # of the loader's last evaluation in this epoch
         self._is_due = self._is_validated = False
-        self._saved_at = self._began_at = 0.0
-        self._background = Background()
-        self._stop = StopRequests()
+        self._saved_at = 0.0
         # The checkpoint at the place where a limit ended the run within an epoch, the path of one in another folder; ""
         # if the loader lacks a position.
         self._cut_at: str | None = None
         self._has_finite = False  # a checkpoint that one with spoiled weights must not replace; rank zero knows
-        self._stop_for: int | None = None  # the signal that all processes agreed to stop for
-        self._signals = ExitStack()
+        self._store = self.store_class(self.logdir, judge, topk=topk, save_last=save_last, save_best=save_best)
+        self._stop = StopOnSignal(max_hours, self._store)
 
     def on_experiment_start(self, runner: IRunner) -> None:
-        self._began_at = time.monotonic()
+        self._stop.on_experiment_start(runner)
         if runner.engine.is_main_process:
-            self._open_folder(runner)
-
-    def _open_folder(self, runner: IRunner) -> None:
-        folder = CheckpointFolder(self.folder)
-        if folder.records and runner.epoch_step == 0 and not runner.is_resumed:
-            raise FileExistsError(
-                f"{shown(self.folder)} holds the checkpoints of another run: pass "
-                'resume="auto" (or resume_runner) to resume it, or choose another logdir'
+            self._has_finite = self._store.open(
+                continues=runner.epoch_step > 0 or runner.is_resumed, resumed_from=runner._resume_point.source
             )
-        folder.make()
-        self._has_finite = bool(folder.records)
-        clean_up(folder, resumed_from=runner._resume_point.source)
 
     def leave_branch(self, source: Path, *, stage: str, place: tuple[int, float]) -> None:
-        folder = CheckpointFolder(self.folder)
-        if self._judge is not None:
-            self._judge.judge_again(folder)
-        set_branch_aside(folder, source=source, place=place, best_first=self._best(folder, stage))
-        self._point(folder, stage)  # the process may have been killed between writing the index and the names
+        self._store.leave_branch(source, stage=stage, place=place)
 
     def on_stage_start(self, runner: IRunner) -> None:
-        self._stop, self._stop_for, self._scored = StopRequests(), None, None
+        self._scored = None
         self._frozen_hashes.clear()
         if self.trainable_only and runner.engine.never_whole:
             raise ValueError("trainable_only=True hashes frozen parameters, which no process holds with init='meta'")
         if self.mode == "runner":
-            self._signals.enter_context(heeded(self._stop.ask))
+            self._stop.on_stage_start(runner)
         often = {name: getattr(self, name) for name in ("every_steps", "every_minutes", "max_hours")}
         if self.loader_key is not None:
             often["valid_every_steps"] = runner.valid_every_steps
@@ -224,16 +205,14 @@ class CheckpointCallback(ICheckpointCallback):
         self._is_validated = self._is_due = self.loader_key is not None
 
     def on_step_end(self, runner: IRunner) -> None:
-        if self.mode == "runner" and self._stop_for is None:
-            self._ask_in_time(runner)
-            self._stop_for = self._stop.due(runner.batch_step, runner.engine)
+        stop = self._stop.after_step(runner) if self.mode == "runner" else None
         ends_here = self.mode == "runner" and ends_within_epoch(runner)  # a run with a higher limit continues here
         if ends_here and not run_state.knows_position(runner.loader):
             self._cut_at, ends_here = "", False
-        self._is_due = self._is_due or self._stop_for is not None or self._is_time(runner) or ends_here
+        self._is_due = self._is_due or stop is not None or self._is_time(runner) or ends_here
         # Checkpoints hold no gradients: wait until an accumulated step is complete.
         if self._is_due and not any(each.num_pending for each in optimizer_callbacks(runner.callbacks)):
-            if self._stop_for is None or run_state.knows_position(runner.loader):
+            if stop is None or run_state.knows_position(runner.loader):
                 score = self._score(runner) if self._is_validated else None
                 why_not = self._save(runner, score=score)
                 if score is not None and not why_not:
@@ -242,13 +221,8 @@ class CheckpointCallback(ICheckpointCallback):
                     self._cut_at = "" if why_not else self._file(runner)
             else:
                 why_not = f"the position of loader {runner.loader_key!r} within an epoch cannot be saved"
-            if self._stop_for is not None:
-                self._stop_run(runner, self._stop_for, why_not)
-
-    def _ask_in_time(self, runner: IRunner) -> None:
-        is_up = self.max_hours is not None and time.monotonic() - self._began_at >= 3600 * self.max_hours
-        if is_up and runner.engine.is_main_process:
-            self._stop.ask(TIME_IS_UP)
+            if stop is not None:
+                self._stop.end(runner, stop, why_not=why_not)
 
     def _is_time(self, runner: IRunner) -> bool:
         if self.every_steps is not None and is_due(runner, self.every_steps):
@@ -259,33 +233,14 @@ class CheckpointCallback(ICheckpointCallback):
         return runner.engine.broadcast_object(time.monotonic() - self._saved_at >= 60 * self.every_minutes)
 
     def on_epoch_end(self, runner: IRunner) -> None:
-        stop = self._stop_for
-        if self.mode == "runner" and stop is None:
-            self._ask_in_time(runner)
-            stop = self._stop.agree(runner.batch_step, runner.engine)
+        stop = self._stop.after_epoch(runner) if self.mode == "runner" else None
         is_last = runner.need_early_stop or not is_epoch_left(runner)
         why_not = ""
         if stop is not None or is_last or runner.stage_epoch_step % self.every_epochs == 0:
             why_not = self._save(runner, score=self._score(runner))
         self._cut_at = self._scored = None
-        if stop is not None and not is_last:
-            self._stop_run(runner, stop, why_not)
-
-    def _stop_run(self, runner: IRunner, number: int, why_not: str) -> None:
-        self._background.wait()
-        claims.wait(self.folder.parent)
-        runner.engine.barrier()  # the first rank to exit ends the others: wait until rank zero has written
-        name = f"max_hours={self.max_hours:g}" if number == TIME_IS_UP else signal.Signals(number).name
-        if runner.engine.is_main_process and not why_not:
-            logger.warning("%s: saved a checkpoint and stopped after step %d", name, runner.batch_step)
-        elif runner.engine.is_main_process:
-            newest = next((each.name for each in reversed(CheckpointFolder(self.folder).records)), None)
-            logger.warning(
-                "%s: stopped after step %d without saving, because %s; a resumed run starts %s",
-                name, runner.batch_step, why_not,
-                f"from {newest}" if newest else "from the beginning: there is no checkpoint yet",
-            )  # fmt: skip
-        raise stopped_by(number)
+        if stop is not None:
+            self._stop.end(runner, stop, why_not=why_not)
 
     def _score(self, runner: IRunner) -> float | None:
         if self.loader_key is None or self.metric_key is None or self.loader_key not in runner.epoch_metrics:
@@ -320,17 +275,16 @@ class CheckpointCallback(ICheckpointCallback):
         file = self._file(runner)
         what = {
             "kind": self.mode, "stage": runner.stage_key, "epoch": runner.epoch_step, "batch": runner.batch_step,
-            "score": score, "judged_by": self._judge.to_dict() if self._judge is not None else None,
-            "metrics": {key: dict(metrics) for key, metrics in runner.epoch_metrics.items()},
+            "score": score, "metrics": {key: dict(metrics) for key, metrics in runner.epoch_metrics.items()},
         }  # fmt: skip
         if self._is_sharded(runner):
             write = self._shards_writer(runner, state, file, what)
         elif runner.engine.is_main_process:
-            write = partial(self._write, copied(state) if self.asynchronous else state, file, what)
+            write = partial(self._store.write, copied(state) if self.asynchronous else state, file, what)
         else:
             return ""
         if self.asynchronous:
-            self._background.start(write)
+            self._store.background.start(write)
         else:
             write()
         return ""
@@ -347,7 +301,7 @@ class CheckpointCallback(ICheckpointCallback):
         rank, part = next((rank, part) for rank, part in enumerate(parts) if part)
         where = f" on rank {rank}" if engine.num_processes > 1 else ""
         why = f"{part!r} of the model is NaN or infinite{where}"
-        if engine.is_main_process and self._stop_for is None:
+        if engine.is_main_process and self._stop.number is None:
             logger.warning(
                 "step %d: not saved, because %s; earlier checkpoints are kept, and non_finite='raise' ends such a run",
                 runner.batch_step, why,
@@ -371,87 +325,55 @@ class CheckpointCallback(ICheckpointCallback):
         return name if self._is_sharded(runner) else f"{name}.pth"
 
     def _shards_writer(self, runner: IRunner, state: StateDict, name: str, what: dict[str, Any]) -> Callable[[], None]:
-        self._background.wait()  # the previous save may still be writing to this folder
-        temporary = CheckpointFolder(self.folder).temporary(name)
-        if runner.engine.is_main_process:
-            check_folder(self.folder)
-            if temporary.exists():
-                shutil.rmtree(temporary)  # left by a killed run
+        temporary = self._store.prepare_shards(name, is_main_process=runner.engine.is_main_process)
         runner.engine.barrier()
         finish = runner.engine.save_shards(state, temporary, asynchronous=self.asynchronous)
 
         def write() -> None:
             rest = finish()  # every rank must call: this gathers
             if runner.engine.is_main_process:
-                self._write(rest, name, what)
+                self._store.write(rest, name, what)
 
         return write
 
-    def _write(self, state: StateDict, name: str, what: dict[str, Any]) -> None:
-        check_folder(self.folder)
-        folder = CheckpointFolder(self.folder)
-        record = folder.add(name, state, **what)
-        best = self._point(folder, record.stage)
-        # Keep the last but one as well: a resume falls back to it if the last is damaged.
-        folder.keep([*best[: self.topk], *folder.records[-2:]])
-        shards = {name: state["shards"]["files"]} if "shards" in state else {}
-        claims.publish(self.folder.parent, {each.name: each.sha256 for each in folder.records}, shards)
-
-    def _point(self, folder: CheckpointFolder, stage: str | None) -> list[Record]:
-        """Point the names "last" and "best" to their checkpoints; return the scored checkpoints, best first."""
-        best = self._best(folder, stage)
-        if self.save_last and folder.records:
-            folder.point("last", folder.records[-1])
-        if self.save_best and best:
-            folder.point("best", best[0])
-        return best
-
-    def _best(self, folder: CheckpointFolder, stage: str | None) -> list[Record]:
-        """Sort the scored checkpoints of one stage, best first; scores of different stages are not comparable."""
-        own = [record for record in folder.records if record.stage in (stage, None)]
-        return best_first(own, self._judge)
-
     def on_exception(self, runner: IRunner) -> None:
         try:
-            self._background.close()  # finish the save that was started
+            self._store.background.close()  # finish the save that was started
         except Exception as error:  # the run's own exception must reach the caller
             logger.warning("the last checkpoint could not be written: %s", error)
         with suppress(OSError):
             self.folder.rmdir()  # removes only an empty folder: a rejected call leaves nothing behind
-        self._signals.close()
+        self._stop.on_exception(runner)
 
     def on_experiment_end(self, runner: IRunner) -> None:
-        self._background.close()
+        self._store.background.close()
 
     def on_stage_end(self, runner: IRunner) -> None:
-        self._background.wait()
-        self._signals.close()
+        self._store.wait()
+        self._stop.on_stage_end(runner)
         runner.engine.barrier()  # rank zero has named the last checkpoint: now every rank can read it
         if not self.load_best_on_end:
             return
         engine = runner.engine
-        path = self._best_path(runner) if engine.is_main_process else None
-        place = (path, shown(path)) if path is not None else None
+        place = self._best(runner) if engine.is_main_process else None
         if is_sharded := self._is_sharded(runner):
-            claims.wait(self.folder.parent)  # the shards of other machines are only in the store
+            self._store.wait(stored=True)  # the shards of other machines are only in the store
         # Every rank must enter: this broadcasts, because only rank zero is guaranteed to see the files.
         if engine.never_whole:
             if (place := engine.broadcast_object(place)) is not None:
-                run_state.load_weights_from(runner, claims.bring(*place))
+                run_state.load_weights_from(runner, self._store.local(*place))
             return
-        path = claims.bring(*place) if place is not None and is_sharded else path
+        path = None if place is None else self._store.local(*place) if is_sharded else place[0]
         state = engine.broadcast_object(load_checkpoint(path) if path is not None else None)
         if state is not None:
             run_state.load_model_state(runner, state.get("model_state_dict", state), source="the best checkpoint")
 
-    def _best_path(self, runner: IRunner) -> Path | None:
-        folder = CheckpointFolder(self.folder)
-        best = self._best(folder, runner.stage_key)
-        if not best:
+    def _best(self, runner: IRunner) -> tuple[Path, str] | None:
+        best = self._store.best(runner.stage_key)
+        if best is None:
             logger.warning(
                 "load_best_on_end: %r of loader %r was not a number at any checkpoint of stage %r; keeping the last "
                 "weights",
                 self.metric_key, self.loader_key, runner.stage_key,
             )  # fmt: skip
-            return None
-        return self.folder / best[0].name
+        return best

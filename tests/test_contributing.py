@@ -12,6 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 RECIPE = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 USE = """
+from pathlib import Path
+
 from torch import nn
 from runnerkit import dl
 from tests.tiny import loader, mlp, sgd
@@ -20,10 +22,15 @@ model, logger = mlp(), dl.InMemoryLogger()
 runner = dl.SupervisedRunner(output_key="logits").train(
     model=model, criterion=nn.CrossEntropyLoss(), optimizer=sgd(model), engine=dl.QuietEngine("cpu"),
     loaders={"train": loader(10, 4)}, loggers={"console": None, "memory": logger},
-    callbacks=[dl.LargestBatchCallback(), dl.MeanAbsoluteErrorCallback("logits", "logits")],
+    callbacks=[
+        dl.LargestBatchCallback(), dl.MeanAbsoluteErrorCallback("logits", "logits"),
+        dl.MirroredCheckpointCallback("logs", mode="runner", every_steps=1),
+    ],
 )
 [(epoch, key, metrics)] = logger.rows
 assert (epoch, key, metrics["largest_batch"], metrics["mae"]) == (1, "train", 4, 0), logger.rows
+names = ["model.0001.00000001.pth", "model.0001.00000002.pth", "model.0001.00000003.pth", "model.0001.pth"]
+assert sorted(path.name for path in Path("logs/mirror").iterdir()) == names
 """
 
 
@@ -40,7 +47,7 @@ def copy_of_checkout(folder: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.cold
-def test_the_recipes_add_a_callback_a_metric_an_engine_and_a_logger(tmp_path):
+def test_the_recipes_add_callbacks_a_metric_an_engine_a_logger_and_a_storage(tmp_path):
     """Each takes its file and a line in the reference; the stubs are written, and the parts work."""
     copy = copy_of_checkout(tmp_path / "checkout")
     recipes = RECIPE.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
@@ -53,7 +60,8 @@ def test_the_recipes_add_a_callback_a_metric_an_engine_and_a_logger(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    assert [Path(name).parts[0] for name, _ in recipes] == ["callbacks", "callbacks", "engines", "loggers"]
+    folders = [Path(name).parts[0] for name, _ in recipes]
+    assert folders == ["callbacks", "callbacks", "engines", "loggers", "callbacks"]
     for name, text in recipes:
         assert not (copy / name).exists()
         (copy / name).write_text(text, encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -68,9 +68,3 @@ class Judge:
         is_scored = record.score is not None or (place_of(record.name) or (0, 0.0))[1] == math.inf
         score = record.metrics.get(self.loader, {}).get(self.metric) if is_scored else None
         return replace(record, score=score, judged_by=self.to_dict())
-
-
-def best_first(records: Sequence[Record], judge: Judge | None) -> list[Record]:
-    """Sort the scored records, best first; without a judge, by the last one's."""
-    judge = judge if judge is not None else Judge.of(records)
-    return judge.rank(records) if judge is not None else []

@@ -20,7 +20,7 @@ from typing import Any
 from unittest import mock
 
 from runnerkit import dl
-from runnerkit.callbacks import checkpoint
+from runnerkit.callbacks.control.parts import stop_on_signal
 from runnerkit.loop import stop_signals
 from tests.faults.fuzz_parity import in_processes, main
 from tests.faults.fuzz_run import UNKNOWN, Result, schedule, train, train_by_hand
@@ -167,7 +167,7 @@ def times(up_at: int | None) -> Iterator[None]:
     readings, steps = count(1), count()
     clock = SimpleNamespace(monotonic=lambda: 1e9 if up_at is not None and next(readings) > up_at else 0.0)
     slow = SimpleNamespace(monotonic=lambda: float(next(steps)))
-    with mock.patch.object(checkpoint, "time", clock), mock.patch.object(stop_signals, "time", slow):
+    with mock.patch.object(stop_on_signal, "time", clock), mock.patch.object(stop_signals, "time", slow):
         yield
 
 

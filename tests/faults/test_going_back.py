@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from runnerkit import dl
-from runnerkit.checkpoints.cleanup import clean_up, set_branch_aside
 from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.checkpoints.folder import CheckpointFolder, find_checkpoint
 from runnerkit.checkpoints.index import place_of
+from runnerkit.checkpoints.store import clean_up, set_branch_aside
 from runnerkit.commands.doctor import examine
 from tests.faults.kills import Send, exit_code_of
 from tests.faults.test_storage import add, killed_at_each_operation

@@ -126,6 +126,23 @@ def test_a_signal_in_the_evaluation_stops_after_the_epoch(tmp_path, whole):
     assert_goes_on(tmp_path, whole)
 
 
+class TwoStages(dl.SupervisedRunner):
+    stages = ("train_first", "train_second")
+
+
+def test_a_signal_in_the_last_evaluation_of_a_stage_stops_before_the_next_stage(tmp_path):
+    """The checkpoint is that of the stage's end, and the resumed run starts with the next stage."""
+    whole = Whole(tmp_path / "whole", runner=TwoStages())
+
+    with pytest.raises(Preempted) as stopped:
+        fit(tmp_path / "broken", Send(signal.SIGTERM, step=40, loader_key="valid"), runner=TwoStages())
+
+    assert stopped.value.code == 75
+    newest = last(tmp_path / "broken")
+    assert (newest.name, newest.stage, newest.batch) == ("model.0004.pth", "train_first", 40)
+    assert_goes_on(tmp_path / "broken", whole, runner=TwoStages())
+
+
 @contextmanager
 def during_the_next_save(send):
     """Call `send` when a file is about to be written."""

@@ -24,9 +24,9 @@ import torch
 from torch.utils.data import Dataset
 
 from runnerkit import dl
-from runnerkit.checkpoints.cleanup import clean_up
 from runnerkit.checkpoints.file import load_checkpoint, save_checkpoint
 from runnerkit.checkpoints.folder import CheckpointFolder, find_checkpoint
+from runnerkit.checkpoints.store import clean_up
 from runnerkit.logger import Step
 from runnerkit.storage.atomic_file import write_text
 from runnerkit.storage.checksum import sha256_of

@@ -1,0 +1,99 @@
+"""The end of a run after a signal or a number of hours."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NoReturn
+
+from runnerkit.callback import Callback, CallbackOrder
+from runnerkit.checkpoints.store import CheckpointStore
+from runnerkit.loop.stop_signals import TIME_IS_UP, StopRequests, heeded, stopped_by
+from runnerkit.steps.budget import is_epoch_left
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+logger = logging.getLogger(__name__)
+
+
+class StopOnSignal(Callback):
+    """End the run after the current step or evaluation, once any process has received a stop signal.
+
+    SIGTERM, SIGUSR1, SIGHUP and `max_hours` end it with exit code 75, SIGINT with 130. As a callback of a run it saves
+    nothing. CheckpointCallback holds one in mode "runner", asks it after each step and epoch, saves, and calls `end`,
+    which waits for the `store` of its checkpoints.
+    """
+
+    def __init__(self, max_hours: float | None = None, store: CheckpointStore | None = None) -> None:
+        super().__init__(order=CallbackOrder.ExternalExtra)
+        self.max_hours = max_hours
+        self.store = store
+        self.number: int | None = None  # the signal to stop for, once all processes have agreed on it after a step
+        self._requests = StopRequests()
+        self._began_at = 0.0
+        self._signals = ExitStack()
+
+    def on_experiment_start(self, runner: IRunner) -> None:
+        self._began_at = time.monotonic()
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        self.number, self._requests = None, StopRequests()
+        self._signals.enter_context(heeded(self._requests.ask))
+
+    def after_step(self, runner: IRunner) -> int | None:
+        """Return the signal to stop for; every rank must call, after every step."""
+        if self.number is None:
+            if self.max_hours is not None:
+                self._ask_in_time(runner, self.max_hours)
+            self.number = self._requests.due(runner.batch_step, runner.engine)
+        return self.number
+
+    def after_epoch(self, runner: IRunner) -> int | None:
+        """Return the signal to stop for; None also if the run ends anyway; every rank must call: this gathers."""
+        number = self.number
+        if number is None:
+            if self.max_hours is not None:
+                self._ask_in_time(runner, self.max_hours)
+            number = self._requests.agree(runner.batch_step, runner.engine)
+        ends_stage = runner.need_early_stop or not is_epoch_left(runner)
+        return None if ends_stage and runner.stage_key == [*runner.stages][-1] else number
+
+    def _ask_in_time(self, runner: IRunner, max_hours: float) -> None:
+        if runner.engine.is_main_process and time.monotonic() - self._began_at >= 3600 * max_hours:
+            self._requests.ask(TIME_IS_UP)
+
+    def end(
+        self, runner: IRunner, number: int, *, why_not: str = "no CheckpointCallback in mode 'runner' ends it"
+    ) -> NoReturn:
+        """End the run; `why_not` says why nothing was saved, and is empty if something was; every rank must call."""
+        if self.store is not None:
+            self.store.wait(stored=True)
+        runner.engine.barrier()  # the first rank to exit ends the others: wait until rank zero has written
+        name = f"max_hours={self.max_hours:g}" if number == TIME_IS_UP else signal.Signals(number).name
+        if runner.engine.is_main_process and not why_not:
+            logger.warning("%s: saved a checkpoint and stopped after step %d", name, runner.batch_step)
+        elif runner.engine.is_main_process:
+            newest = self.store.newest() if self.store is not None else None
+            logger.warning(
+                "%s: stopped after step %d without saving, because %s; a resumed run starts %s",
+                name, runner.batch_step, why_not,
+                f"from {newest}" if newest else "from the beginning: there is no checkpoint yet",
+            )  # fmt: skip
+        raise stopped_by(number)
+
+    def on_step_end(self, runner: IRunner) -> None:
+        if (number := self.after_step(runner)) is not None:
+            self.end(runner, number)
+
+    def on_epoch_end(self, runner: IRunner) -> None:
+        if (number := self.after_epoch(runner)) is not None:
+            self.end(runner, number)
+
+    def on_stage_end(self, runner: IRunner) -> None:
+        self._signals.close()
+
+    def on_exception(self, runner: IRunner) -> None:
+        self._signals.close()
