@@ -7,11 +7,11 @@ from pathlib import Path
 # From low to high; a module imports from lower layers and from its own.
 LAYERS = [
     {"types", "errors", "version", "torchvision_cpu", "support", "seeding"},
-    {"precision", "metrics", "warmup"},
+    {"communicator", "launcher", "precision", "metrics", "warmup"},
     {"storage"},
     {"checkpoints", "sampling"},
     {"data"},
-    {"engine", "callback", "logger", "models"},
+    {"engine", "job_process", "callback", "logger", "models"},
     {"history"},
     {"runner", "loop", "resume", "passes", "steps"},
     {"engines", "callbacks", "loggers", "contrib"},  # but these do not import from one another

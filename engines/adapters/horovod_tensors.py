@@ -1,8 +1,8 @@
-"""Collectives over Horovod for any tensor; Horovod's own accept only dense tensors of some dtypes."""
+"""Horovod, and tensors in the layouts and dtypes that it can send."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,29 +25,7 @@ def import_horovod() -> Any:
     return horovod.torch
 
 
-def broadcast_tensors(tensors: list[Tensor]) -> None:
-    """Overwrite `tensors` with those of rank zero; every rank must call this."""
-    hvd = import_horovod()
-    handles: list[tuple[Tensor, Tensor, Any]] = []
-    for tensor in tensors:
-        if tensor.numel():
-            sent = _sendable(tensor.detach())
-            handles.append((tensor, sent, hvd.broadcast_async_(sent, root_rank=0)))
-    with torch.no_grad():
-        for tensor, sent, handle in handles:
-            hvd.synchronize(handle)
-            tensor.copy_(sent)
-
-
-def reduce(tensor: Tensor, op: Literal["sum", "mean", "min", "max"]) -> Tensor:
-    """Reduce over processes into a new tensor; every rank must call this."""
-    hvd = import_horovod()
-    operation = {"sum": hvd.Sum, "mean": hvd.Sum, "min": hvd.Min, "max": hvd.Max}[op]
-    reduced: Tensor = hvd.allreduce(_sendable(tensor.detach()), op=operation)
-    return reduced / hvd.size() if op == "mean" else reduced.to(tensor.dtype)
-
-
-def _sendable(tensor: Tensor) -> Tensor:
+def sendable(tensor: Tensor) -> Tensor:
     """Return `tensor`, or its values in a layout and dtype that Horovod can send."""
     if tensor.dtype not in _TYPES and not tensor.is_complex():  # Horovod rejects complex ones with a clear error
         tensor = tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
@@ -65,7 +43,7 @@ class SendableGradients:
 
     def compress(self, gradient: Tensor) -> tuple[Tensor, Any]:
         """Return the tensor to send and the context for :meth:`decompress`."""
-        sent, context = self.compressor.compress(_sendable(gradient))
+        sent, context = self.compressor.compress(sendable(gradient))
         return sent, (gradient, context)
 
     def decompress(self, sent: Tensor, context: Any) -> Tensor:
