@@ -45,6 +45,16 @@ class ShardPolicy:
             units.append(module)
             taken.update(free)
 
+    def check_init(self, init: str) -> None:
+        """Raise unless the engine's `init` is known and has units to work on."""
+        if init not in ("whole", "meta"):
+            raise ValueError(f"init must be 'whole' or 'meta', got {init!r}")
+        if init == "meta" and not self.modules and self.min_parameters is None:
+            raise ValueError(
+                "init='meta' needs shard_modules=[Block] or shard_min_parameters=..., as without them the whole model "
+                "is gathered in each step"
+            )
+
     def check(self, models: Iterable[nn.Module]) -> None:
         """Raise if none of the models contains an instance of a class.
 
