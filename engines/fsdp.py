@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -274,6 +274,10 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
     def trained_module(self, model: nn.Module) -> nn.Module:
         return uncompiled(model)
 
+    def trained_parameters(self, model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+        sharded = self._of(model)
+        return super().trained_parameters(model) if sharded is None else sharded.shards.items()
+
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         # A forward pass that gathers would wait for ranks without a further batch.
         sharded = self._of(model)
@@ -305,6 +309,8 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         if self._first_step is not None:
             named = chain.from_iterable(each.module.named_parameters() for each in self._sharded.values())
             self._first_step.check_gradients(optimizer, named)
+        for sharded in self._sharded.values():
+            sharded.free_kept()
         return super().step(optimizer)
 
     def backward(self, loss: torch.Tensor, optimizer: Optimizer | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, cast
@@ -207,6 +207,11 @@ class IEngine(JobProcess, ABC):
         """Return the module that holds the weights in training: the user's, unless the engine trains a sharded copy of
         it."""
         return self.unwrap(model)
+
+    def trained_parameters(self, model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+        """Return the parameters in training by name, a tied one under each of its names; if they are sharded, the
+        shards, also while :meth:`trained_module` holds the full ones that a forward pass gathered."""
+        return self.trained_module(model).named_parameters(remove_duplicate=False)
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         """Return the module to evaluate with, the same on all ranks; every rank must call."""

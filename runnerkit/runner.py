@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Self, final
 
@@ -29,6 +29,7 @@ from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.seeding.generators import keep_rng
 from runnerkit.steps import learning
 from runnerkit.steps.budget import Budget, is_evaluated_next, is_over
+from runnerkit.steps.gradient_step import GradientStep
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, StateDict
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class IRunner(IListener):
             the length of the first tensor; `handle_batch` may set another number.
         batch_weight: set in `handle_batch`, the weight of the batch in gradients and logged means, for example its
             number of tokens: a number, or a () tensor on the device. None is its number of samples.
+        gradient_step: what the losses of this pass over a loader weigh in their optimizer steps, for callbacks; see
+            docs/own_steps.md. A validation within a training loader has its own.
         batch_metrics: () tensors or numbers of this batch on this rank; their means become `loader_metrics`.
         loader_metrics, epoch_metrics, experiment_metrics: Python floats over all processes: {metric: value},
             {loader: {metric: value}}, {epoch: {loader: {metric: value}}}.
@@ -131,6 +134,7 @@ class IRunner(IListener):
         self.batch: Batch = None
         self.batch_size = 0
         self.batch_weight: Any = None
+        self.gradient_step = GradientStep()
         self.batch_metrics: dict[str, Any] = {}
         self.loader_metrics: Metrics = {}
         self.epoch_metrics: dict[str, Metrics] = {}
@@ -227,7 +231,7 @@ class IRunner(IListener):
         self,
         loss: Tensor,
         *,
-        optimizer: str | Optimizer | None = None,
+        optimizer: str | Optimizer | Sequence[str | Optimizer] | None = None,
         clip: float | Callable[[list[Tensor]], Any] | None = None,
     ) -> None:
         """Make an optimizer step on `loss`, in `handle_batch`: reset gradients, backpropagate, clip, step, count.
@@ -238,7 +242,8 @@ class IRunner(IListener):
 
         Args:
             loss: a () tensor.
-            optimizer: the one that steps, or its key; may be left out if the runner has one.
+            optimizer: the one that steps, or its key; may be left out if the runner has one. A list of several: each
+                steps on the gradients of one backward pass, which are clipped together.
             clip: largest norm of the gradients, or a function of the list of parameters that is called before the step;
                 None is `gradient_clip`.
         """
@@ -360,14 +365,17 @@ class IRunner(IListener):
         self._emit("on_stage_end")
 
     def _run_epoch(self) -> None:
-        resume_point.setup_epoch(self)
+        if not resume_point.is_within_epoch(self):
+            self._loader_run.position.start_epoch(self)
         loader_run.enter_training(self)
         self._emit("on_epoch_start")
         for key in resume_point.loaders_left(self):
             if resume_point.is_within_epoch(self) or loader_run.is_left(self, key):
                 self._run_loader(key)
-        self.experiment_metrics[self.epoch_step] = self.epoch_metrics
+        self._loader_run.position.end_epoch(self)
         self._emit("on_epoch_end")
+
+    # Each function call of a step counts: its events are called without _emit, and its end is not a method.
 
     def _run_loader(self, key: str) -> None:
         loader_run.setup_loader(self, key)
@@ -375,21 +383,26 @@ class IRunner(IListener):
             self._emit("on_loader_start")
             for batch in loader_run.batches(self):
                 self._run_batch(batch)
-                if self.is_train_loader:
-                    self._finish_step()
+                if self.is_train_loader and self.gradient_step.stepped_at == self.batch_step:
+                    every = self.valid_every_steps
+                    if every is not None and learning.is_due(self, every) and not is_evaluated_next(self):
+                        self._run_validation()
+                    for listener in self._stage.listeners["on_step_end"]:
+                        listener(self)
+                    if self._stage.may_end_early and is_over(self):
+                        self.need_early_stop = True
                 if self.need_early_stop:
                     break
             loader_run.finish_loader(self, key)
 
     def _run_batch(self, batch: Batch) -> None:
-        # Events of a step are called here, without _emit, because each function call counts.
         loader_run.start_batch(self, batch)
         stage = self._stage
         for listener in stage.listeners["on_batch_start"]:
             listener(self)
         with stage.autocast:
             self.handle_batch(self.batch)
-        for listener in stage.listeners[self._loader_run.steps.batch_end]:
+        for listener in stage.listeners[self.gradient_step.batch_end]:
             listener(self)
         loader_run.finish_batch(self)
 
@@ -398,17 +411,6 @@ class IRunner(IListener):
     def _emit(self, event: str) -> None:
         self._stage.listeners.emit(event, self)
 
-    def _finish_step(self) -> None:
-        if self._loader_run.steps.stepped_at != self.batch_step:
-            return  # gradients accumulate
-        every = self.valid_every_steps
-        if every is not None and learning.is_due(self, every) and not is_evaluated_next(self):
-            self._run_validation()
-        for listener in self._stage.listeners["on_step_end"]:
-            listener(self)
-        if self._stage.may_end_early and is_over(self):
-            self.need_early_stop = True
-
     def _run_validation(self) -> None:
         """Run the evaluation loaders in the middle of a training loader, which then continues unchanged."""
         with self._loader_run.nested(self), keep_rng():
@@ -416,7 +418,7 @@ class IRunner(IListener):
                 if not key.startswith("train"):
                     self._run_loader(key)
         loader_run.use_model(self)
-        self._loader_run.validated_at = self.batch_step
+        self._loader_run.position.note_validation(self)
         self._emit("on_validation_end")
 
     @property

@@ -19,7 +19,8 @@ from runnerkit.callbacks import BackwardCallback, CriterionCallback, OptimizerCa
 from runnerkit.callbacks.training.scheduler import wants_argument
 from runnerkit.engine import IEngine
 from runnerkit.errors import UnknownKeyError
-from runnerkit.train import Runner, holds
+from runnerkit.train import Runner
+from runnerkit.train_options import holds
 from runnerkit.types import Batch, Model, as_dict, is_maker
 
 if TYPE_CHECKING:

@@ -4,55 +4,42 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from runnerkit import callbacks as parts  # each is imported when it is first used
-from runnerkit.callback import (
-    ICallback,
-    ICheckpointCallback,
-    innermost,
-    optimizer_callbacks,
-)
-from runnerkit.checkpoints.folder import as_path, find_checkpoint
+from runnerkit.callback import ICallback
 from runnerkit.engine import IEngine
 from runnerkit.engines import choose_engine, get_available_engine
-from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.errors import UnknownKeyError
 from runnerkit.logger import ILogger
-from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
-from runnerkit.loop import checks, parameter_checks, run_logs
+from runnerkit.loop import checks
 from runnerkit.loop.attributes import ProcessState
-from runnerkit.metrics.first_non_finite import check_policy
 from runnerkit.passes.engine_in_use import lent
 from runnerkit.passes.evaluation import EvaluationHooks, evaluate
 from runnerkit.passes.prediction import Prediction, stream, write
-from runnerkit.resume.overrides import Source, check_source
+from runnerkit.resume.overrides import Source
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.runner import IRunner
 from runnerkit.steps.budget import Budget
-from runnerkit.storage.remote.urls import as_url, local_path, url_of
-from runnerkit.support.arguments import check_integers, check_numbers
+from runnerkit.storage.remote.urls import as_url
+from runnerkit.train_options import TrainOptions, callbacks_by_key
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict, is_maker, like
 
 
+@dataclass
 class _Given(ProcessState):
     """Components passed to :meth:`Runner.train`."""
 
-    is_shared_by_scratch_copies = True
+    loaders: Mapping[str, Any] | None = None
+    criterion: Criterion | None = None
+    optimizer: Any = None
+    scheduler: Any = None
+    callbacks: dict[str, ICallback] = field(default_factory=dict)
+    loggers: dict[str, ILogger] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        loaders: Mapping[str, Any] | None = None,
-        criterion: Criterion | None = None,
-        optimizer: Any = None,
-        scheduler: Any = None,
-    ) -> None:
-        self.loaders, self.criterion = loaders, criterion
-        self.optimizer, self.scheduler = optimizer, scheduler
-        self.callbacks: dict[str, ICallback] = {}
-        self.loggers: dict[str, ILogger] = {}
+    is_shared_by_scratch_copies = True
 
 
 class Runner(IRunner):
@@ -174,96 +161,22 @@ class Runner(IRunner):
         Raises:
             ValueError, TypeError, KeyError, OSError: an argument is invalid; raised before training.
         """
-        check_integers(self, log_every=log_every, accumulation_steps=accumulation_steps)
-        limits: dict[str, Any] = {"num_epochs": num_epochs, "num_steps": num_steps, "num_samples": num_samples}
-        check_integers(self, **{name: limit for name, limit in limits.items() if limit is not None})
-        check_integers(self, or_none=True, valid_every_steps=valid_every_steps, epoch_steps=epoch_steps)
-        check_numbers(self, above=0, or_none=True, max_hours=max_hours, gradient_clip=gradient_clip)
-        if num_epochs is None and num_steps is None and num_samples is None:
-            num_epochs = 1
-        self._num_epochs, self._budget = num_epochs, Budget(num_epochs, num_steps, num_samples)
-        check_policy(non_finite)
-        check_source(resume_options)
-        if loss_reduction not in ("mean", "sum"):
-            raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {loss_reduction!r}")
-        flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
-        self._given_engine = choose_engine(engine or self._own_engine, **flags, precision=precision)
-        self.model = model if model is not None else self.model
-        self.criterion, self.optimizer, self.scheduler = criterion, optimizer, scheduler
-        self._given = _Given(loaders, criterion, optimizer, scheduler)
+        model, engine = model if model is not None else self.model, engine or self._own_engine
+        arguments = locals().copy()
+        del arguments["self"]
+        options = TrainOptions(**arguments)  # raises before this runner changes
+        self._given = _Given(loaders, criterion, optimizer, scheduler, options.all_callbacks, options.all_loggers)
+        self._given_engine, self._resume_point = options.chosen_engine, options.resume_point
+        self._num_epochs, self._budget = options.budget.num_epochs, options.budget
         self._seed, self._hparams = seed, dict(hparams or {})
-        self.accumulation_steps, self.gradient_clip = accumulation_steps, gradient_clip
-        self.valid_every_steps, self.log_every, self.non_finite = valid_every_steps, log_every, "keep"
+        self.model, self.criterion, self.optimizer, self.scheduler = model, criterion, optimizer, scheduler
+        self.accumulation_steps, self.gradient_clip = options.batches_per_step, gradient_clip
         self.epoch_steps, self.loss_reduction = epoch_steps, loss_reduction
-        if non_finite != "keep":
-            self.non_finite = "raise"
+        self.valid_every_steps, self.log_every = valid_every_steps, log_every
+        self.non_finite = "keep" if non_finite == "keep" else "raise"
         self.detect_anomaly, self.deterministic = detect_anomaly, deterministic
         self.resume_options = resume_options
-        # Resolve now: the run may change its working directory.
-        folder = local_path(logdir) if logdir is not None else None
-        if resume == "auto" and folder is None:
-            raise ValueError('resume="auto" resumes from logdir: pass logdir=')
-        if resume is not None and resume != "auto":
-            resume = as_path(resume)
-            # Not a URL, whose checkpoint is large, and not under a launcher, where others may not see the files.
-            if as_url(resume) is None and ProcessEnvironment.read() is None:
-                find_checkpoint(resume)
-        if folder is None and (profile or load_best_on_end or max_hours is not None):
-            raise ValueError("profile=True, load_best_on_end=True and max_hours write files: pass logdir=")
-        for name, value in {"load_best_on_end": load_best_on_end, "max_hours": max_hours}.items():
-            if value and holds(_by_key(callbacks), ICheckpointCallback):
-                raise ValueError(f"train({name}={value}) does not reach your CheckpointCallback: pass it there")
-        self._resume_point = ResumePoint(
-            folder if resume == "auto" else resume,
-            may_be_missing=resume == "auto",
-            continues_logs=resume == "auto" or (resume is not None and _is_inside(folder, resume)),
-        )
-        self._given.callbacks = {
-            **_by_key(callbacks),
-            **(_shown_by(_by_key(callbacks)) if verbose else {}),
-            **_flag_callbacks(folder, timeit=timeit, check=check, overfit=overfit, profile=profile),
-            **({"_non_finite": parts.NonFiniteCallback()} if non_finite == "locate" else {}),
-            **({"_lr_scale": parts.LRScaleCallback(lr_scale)} if lr_scale is not None else {}),
-            **({"_hang": parts.HangCallback(hang_timeout_s)} if hang_timeout_s is not None else {}),
-        }
-        if valid_loader is not None or valid_metric is not None:
-            valid_loader, valid_metric = valid_loader or "valid", valid_metric or "loss"
-            if minimize_valid_metric is None and valid_metric == "loss":
-                minimize_valid_metric = True
-        if folder is not None and not holds(self._given.callbacks, ICheckpointCallback):
-            _check_best(valid_metric, minimize_valid_metric, load_best_on_end=load_best_on_end)
-            self._given.callbacks["_checkpoint"] = parts.CheckpointCallback(
-                folder,
-                loader_key=valid_loader,
-                metric_key=valid_metric,
-                minimize=minimize_valid_metric,
-                mode="runner",
-                load_best_on_end=load_best_on_end,
-                max_hours=max_hours,
-            )
-        own = [each.own_accumulation_steps for each in optimizer_callbacks(self._given.callbacks)]
-        if accumulation_steps == 1 and own:
-            self.accumulation_steps = min(own)
-        self._given.loggers = _loggers(loggers, folder)
-        self._check(loaders, valid_loader)
         return self.run()
-
-    def _check(self, loaders: Mapping[str, Any] | None, valid_loader: str | None) -> None:
-        """Check the arguments before any process is started."""
-        if self.model is not None:
-            parameter_checks.check_optimizer(self._given.optimizer, self.model, self._given.criterion)
-        checks.check_scheduler(self._given.scheduler, self._given.optimizer)
-        if any(map(is_maker, (*as_dict(self._given.optimizer).values(), *as_dict(self._given.scheduler).values()))):
-            from runnerkit.steps.makers import check_makers  # late, as few runs need it
-
-            check_makers(self._given.optimizer, self._given.scheduler)
-        if loaders is not None:
-            checks.check_callbacks(self._given.callbacks, checks.check_loaders(loaders))
-            trains_nothing = checks.check_trains(loaders, has_optimizer=self._given.optimizer is not None)
-            if trains_nothing is not None:
-                raise ValueError(trains_nothing)
-            if valid_loader is not None:
-                checks.check_loader_key(valid_loader, loaders, reader="valid_loader")
 
     def get_loggers(self) -> dict[str, ILogger]:
         return dict(self._given.loggers)
@@ -352,8 +265,8 @@ class Runner(IRunner):
             ValueError, TypeError, FileNotFoundError: an argument is invalid.
             Exception: the first exception that any process raised.
         """
-        engine = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
-        runner = self._for_inference(model, engine, loads=resume is not None)
+        chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
+        runner = self._for_inference(model, chosen, loads=resume is not None)
         as_rows = runner.engine.is_ddp
         return stream(runner, Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=as_rows))
 
@@ -387,8 +300,8 @@ class Runner(IRunner):
             ImportError: .parquet without pyarrow.
             ValueError: another suffix; predictions that are not rows or differ in structure; an empty loader.
         """
-        engine = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
-        runner = self._for_inference(model, engine, loads=resume is not None)
+        chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
+        runner = self._for_inference(model, chosen, loads=resume is not None)
         prediction = Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=True)
         return write(runner, prediction, Path(as_url(path) or path))
 
@@ -446,7 +359,7 @@ class Runner(IRunner):
         Returns:
             {metric: value}; empty, with a warning, if no metric is computed.
         """
-        given = None if callbacks is None else _by_key(callbacks)
+        given = None if callbacks is None else callbacks_by_key(callbacks)
         bar: dict[str, ICallback] = {"_tqdm": parts.TqdmCallback()} if verbose else {}
         chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
         hooks = EvaluationHooks(
@@ -457,72 +370,3 @@ class Runner(IRunner):
             self.valid_every_steps, self._seed, self._resume_point = None, seed, ResumePoint()
             self._given_hooks = hooks
             return evaluate(self)
-
-
-def _check_best(valid_metric: str | None, minimize: bool | None, *, load_best_on_end: bool) -> None:
-    """Raise the errors of CheckpointCallback, but with the argument names of `train`."""
-    if load_best_on_end and valid_metric is None:
-        raise ValueError("load_best_on_end=True needs valid_loader and valid_metric to select the best checkpoint")
-    if valid_metric is not None and minimize is None:
-        raise ValueError(
-            f"pass minimize_valid_metric=True if a smaller {valid_metric!r} is better, else minimize_valid_metric=False"
-        )
-
-
-def _by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None) -> dict[str, ICallback]:
-    if isinstance(callbacks, Mapping):
-        return dict(callbacks)
-    if isinstance(callbacks, ICallback):
-        raise TypeError(f"callbacks must be a list or a dict, got {type(callbacks).__name__}; put it in a list")
-    return {f"{position:02d}_{type(each).__name__}": each for position, each in enumerate(callbacks or ())}
-
-
-def _shown_by(callbacks: Mapping[str, ICallback]) -> dict[str, ICallback]:
-    shown: dict[str, ICallback] = {
-        "_model_summary": parts.ModelSummaryCallback(),
-        "_run_summary": parts.RunSummaryCallback(),
-    }
-    if not holds(callbacks, parts.RichDashboardCallback):
-        shown["_tqdm"] = parts.TqdmCallback()
-    return {key: each for key, each in shown.items() if not holds(callbacks, type(each))}
-
-
-def _flag_callbacks(
-    folder: Path | None, *, timeit: bool, check: bool, overfit: bool, profile: bool
-) -> dict[str, ICallback]:
-    callbacks: dict[str, ICallback] = {}
-    if timeit:
-        callbacks["_timer"] = parts.TimerCallback()
-    if check:
-        callbacks |= {"_check": parts.CheckRunCallback(), "_verify_ranks": parts.VerifyRanksCallback()}
-    if overfit:
-        callbacks["_overfit"] = parts.BatchOverfitCallback()
-    if profile:
-        assert folder is not None
-        callbacks["_profiler"] = parts.ProfilerCallback(folder / "trace.json")
-    return callbacks
-
-
-def holds(callbacks: Mapping[str, ICallback], kind: type[ICallback]) -> bool:
-    """Check if `callbacks` contains a callback of `kind`, wrapped or not."""
-    return any(isinstance(innermost(each), kind) for each in callbacks.values())
-
-
-def _loggers(given: Mapping[str, ILogger | None] | None, folder: Path | None) -> dict[str, ILogger]:
-    loggers: dict[str, ILogger | None] = {"console": ConsoleLogger()}
-    if folder is not None:
-        loggers |= {"csv": CSVLogger(folder), "tensorboard": TensorboardLogger(folder)}
-    if given is not None:
-        run_logs.check_loggers(given)
-    loggers |= given or {}
-    chosen = {key: each for key, each in loggers.items() if each is not None}
-    run_logs.check_loggers(chosen)  # passed and default loggers together
-    return chosen
-
-
-def _is_inside(folder: Path | None, path: str | Path) -> bool:
-    if folder is None:
-        return False
-    if (url := as_url(path)) is not None:
-        return f"{url}/".startswith(f"{url_of(folder)}/")
-    return Path(path).resolve().is_relative_to(folder.resolve())

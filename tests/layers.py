@@ -16,7 +16,7 @@ LAYERS = [
     {"history"},
     {"runner", "loop", "resume", "passes", "steps"},
     {"engines", "callbacks", "loggers", "contrib"},  # but these do not import from one another
-    {"train", "supervised"},
+    {"train", "train_options", "supervised"},
     {"commands"},
     {"__main__"},
 ]

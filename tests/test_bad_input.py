@@ -147,10 +147,10 @@ BAD = {
     ),
     "two precisions": ({"amp": True, "fp16": True}, ValueError, "choose one precision"),
     "apex on the CPU": ({"apex": True}, ValueError, "cpu=True, apex=True: Apex needs a GPU"),
-    "no epochs": ({"num_epochs": 0}, ValueError, "SupervisedRunner: num_epochs must be >= 1, got 0"),
-    "epochs in parts": ({"num_epochs": 1.5}, TypeError, "num_epochs must be an integer >= 1, got 1.5"),
+    "no epochs": ({"num_epochs": 0}, ValueError, "train: num_epochs must be >= 1 .*got 0"),
+    "epochs in parts": ({"num_epochs": 1.5}, TypeError, "num_epochs must be an integer >= 1 .*got 1.5"),
     "steps in parts": ({"valid_every_steps": 2.5}, TypeError, "valid_every_steps .* integer >= 1 or None, got 2.5"),
-    "logs in parts": ({"log_every": 0.5}, TypeError, "SupervisedRunner: log_every must be an integer >= 1, got 0.5"),
+    "logs in parts": ({"log_every": 0.5}, TypeError, "train: log_every must be an integer >= 1, got 0.5"),
     "resume by a flag": ({"resume": True}, TypeError, r'resume=True is not a path: .* or "auto" to train'),
     "resume of nothing": ({"resume": "no/such/file.pth"}, FileNotFoundError, "no/such/file.pth"),
     "resume of an empty logdir": ({"resume": "."}, FileNotFoundError, "nothing to resume from"),
@@ -178,7 +178,7 @@ BAD = {
         "does not reach your CheckpointCallback: pass it there",
     ),
     "what is best": ({"valid_metric": "accuracy"}, ValueError, "minimize_valid_metric=True if a smaller 'accuracy' is"),
-    "no steps": ({"num_steps": 0}, ValueError, "num_steps must be >= 1, got 0"),
+    "no steps": ({"num_steps": 0}, ValueError, "num_steps must be >= 1 .*got 0"),
     "samples in parts": ({"num_samples": 1.5}, TypeError, "num_samples must be an int"),
     "hours below zero": ({"max_hours": -1}, ValueError, "max_hours must be > 0 or None, got -1"),
     "hours without a logdir": ({"max_hours": 1, "logdir": None}, ValueError, "max_hours write files: pass logdir="),
@@ -217,6 +217,18 @@ def test_bad_input_is_named_and_nothing_is_written(tmp_path, monkeypatch, name):
     assert not list(tmp_path.glob("log/csv/*.csv"))
     if "metric" in name:
         assert not (tmp_path / "log").exists(), "the corrected call needs an unused logdir"
+
+
+def test_a_refused_call_leaves_the_runner_as_it_was():
+    """A corrected call, or one without the argument, does not meet what an earlier one left."""
+    runner = dl.SupervisedRunner()
+    before = dict(vars(runner))
+
+    for refused in ({"log_every": 0}, {"resume": "auto"}, {"valid_loader": "valdi"}, {"loggers": {"csv": 3}}):
+        with pytest.raises((ValueError, TypeError, KeyError)):
+            train(runner=runner, **{"loaders": LOADERS, "gradient_clip": 1.0, "seed": 1, **refused})
+
+    assert vars(runner) == before
 
 
 def test_a_loss_that_becomes_nan_ends_the_run_before_the_next_checkpoint(tmp_path):

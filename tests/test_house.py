@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from runnerkit import dl
+from runnerkit.loop import position
 from tests.layers import modules
 
 ROOT = Path(__file__).parents[1]
@@ -62,6 +63,24 @@ def test_other_modules_use_only_the_owners_of_the_runners_state():
             assert re.findall(r"\b(?:runner|alone|scratch)\._\w+ = ", text) == [], name
 
     assert found <= {"_stage", "_loader_run", "_logs", "_resume_point", "_run_batch"}
+
+
+def test_counters_and_the_metrics_of_epochs_are_written_by_their_owner():
+    """`Position` writes them; optimizer steps are counted where they are made."""
+    names = position._Values.names() - {"optimizer_step", "stage_optimizer_step"}
+    found = []
+    for name, path in modules(ROOT):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            written = {each.attr for target in targets if target for each in ast.walk(target) if is_of_runner(each)}
+            if isinstance(node, ast.Assign | ast.AugAssign) and written & names:
+                found.append(name)
+
+    assert {*found} == {"runnerkit.loop.position"}
+
+
+def is_of_runner(node):
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "runner"
 
 
 def test_no_module_lists_attribute_names_in_a_tuple_of_strings():

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -156,6 +157,75 @@ def test_optimizers_that_take_turns_count_as_one_step_each_batch():
         assert runner.optimizer[key].param_groups[0]["params"] == list(model.parameters())
 
 
+class Joint(dl.Runner):
+    """Two models with an optimizer each, on one loss."""
+
+    steps_itself = True
+    optimizers = ("a", "b")
+    by_tokens = False
+
+    def handle_batch(self, batch):
+        features, targets = batch
+        if self.by_tokens:
+            self.batch_weight = (targets + 1).sum()
+        self.learn(joint_loss(self.model, features, targets, by_tokens=self.by_tokens), optimizer=self.optimizers)
+
+
+def joint_loss(models, features, targets, *, by_tokens):
+    return loss_of(lambda x: models["a"](x) + models["b"](x) ** 2, features, targets, 0, by_tokens=by_tokens)
+
+
+MAKERS = {"a": partial(torch.optim.SGD, lr=0.1, momentum=0.9), "b": partial(torch.optim.Adam, lr=0.01)}
+
+
+def train_jointly(runner, *, batch_size=BATCH_SIZE, **options):
+    """Return the weights of both models, and the runner."""
+    models = {"a": mlp(), "b": mlp(seed=2)}
+    options = {"optimizer": MAKERS, "loaders": {"train": loader(NUM_SAMPLES, batch_size)}, **options}
+    tiny.train(models, runner=runner, criterion=None, num_epochs=2, gradient_clip=MAX_NORM, **options)
+    return torch.cat([weights(each) for each in models.values()]), runner
+
+
+def jointly_by_hand(*, by_tokens=False):
+    """One backward pass, one norm over all gradients, and a step of each."""
+    models = {"a": mlp(), "b": mlp(seed=2)}
+    optimizers = [MAKERS[key](models[key].parameters()) for key in models]
+    for _ in range(2):
+        for features, targets in loader(NUM_SAMPLES, BATCH_SIZE):
+            for each in optimizers:
+                each.zero_grad()
+            joint_loss(models, features, targets, by_tokens=by_tokens).backward()
+            nn.utils.clip_grad_norm_([*models["a"].parameters(), *models["b"].parameters()], MAX_NORM)
+            for each in optimizers:
+                each.step()
+    return torch.cat([weights(each) for each in models.values()])
+
+
+def test_several_optimizers_step_on_one_loss():
+    """As in a hand-written loop with one backward pass; a batch counts as one step."""
+    found, runner = train_jointly(Joint())
+
+    assert torch.equal(found, jointly_by_hand())
+    assert runner.optimizer_step == runner.batch_step == 12
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "words"),
+    [
+        (None, r"\['a', 'b'\]: pass optimizer=KEY, or \[KEY, ...\] to step several on one loss"),
+        (["a", "c"], "needs optimizer 'c'"),
+        ([], "pass optimizer=KEY"),
+    ],
+)
+def test_the_optimizers_of_a_loss_are_named(optimizers, words):
+    """Nothing steps that was not asked to."""
+    runner = Joint()
+    runner.optimizers = optimizers
+
+    with pytest.raises(KeyError, match=words):
+        train_jointly(runner)
+
+
 class Named(dl.SupervisedRunner):
     steps_itself = True
 
@@ -260,6 +330,9 @@ def in_processes():
             runner = Several()
             runner.by_tokens = by_tokens
             found[name, by_tokens] = train(runner, engine=engine, batch_size=BATCH_SIZE // 2)
+            runner = Joint()
+            runner.by_tokens = by_tokens
+            found[f"{name}, jointly", by_tokens] = train_jointly(runner, engine=engine, batch_size=BATCH_SIZE // 2)[0]
     runner = Rollouts()
     train(runner, engine=engines["ddp"], loaders={"train": range(5)}, num_epochs=1, gradient_clip=None)
     return found, runner.batch_step
@@ -271,7 +344,7 @@ def test_in_two_processes_each_step_is_that_of_the_global_batch():
     found, num_rounds = together(in_processes)
 
     for (name, by_tokens), actual in found.items():
-        expected = by_hand(by_tokens=by_tokens)
+        expected = (jointly_by_hand if "jointly" in name else by_hand)(by_tokens=by_tokens)
         assert (actual - expected).abs().max() < 1e-6, (name, by_tokens)
     assert num_rounds == 5
 

@@ -161,6 +161,21 @@ def test_a_sum_is_the_sum_of_the_global_batch(num_processes):
     torch.testing.assert_close(found, by_hand(steps(8), reduction="sum", clip=0.5)[0], **EXACT)
 
 
+def validate_between_steps():
+    model, criterion = mlp().double(), nn.CrossEntropyLoss(reduction="sum")
+    loaders = {"train": DataLoader(data(16), batch_size=2), "valid": DataLoader(data(8), batch_size=2)}
+    options = {"loss_reduction": "sum", "valid_every_steps": 1, "num_processes": 2}
+    train(model, loaders=loaders, criterion=criterion, **options)
+    return weights(model)
+
+
+def test_a_validation_within_a_training_loader_leaves_the_weights_of_its_steps():
+    """Sums stay sums: the pass around the validation keeps the factor of its losses."""
+    found = together(validate_between_steps)
+
+    torch.testing.assert_close(found, by_hand(steps(4, of=16), reduction="sum")[0], **EXACT)
+
+
 class Own(dl.SupervisedRunner):
     """Steps by itself; the shares of processes count, as they are known in advance."""
 

@@ -71,12 +71,12 @@ class VerifyRanksCallback(Callback):
             self._check_weights(runner, f"before loader {runner.loader_key!r}")
 
     def on_batch_start(self, runner: IRunner) -> None:
-        is_idle = runner._loader_run.steps.is_idle
+        is_idle = runner.gradient_step.is_idle
         if self._is_within_epoch and (current := self._passes[runner.loader_key]).is_stream and not is_idle:
             current.fingerprints.append(fingerprint_of(runner.batch))
 
     def on_batch_end(self, runner: IRunner) -> None:
-        if self._is_within_epoch and not runner._loader_run.steps.is_idle:  # else its samples are another rank's
+        if self._is_within_epoch and not runner.gradient_step.is_idle:  # else its samples are another rank's
             self._passes[runner.loader_key].num_batches += 1
 
     def on_loader_end(self, runner: IRunner) -> None:

@@ -13,7 +13,6 @@ from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, gra
 from runnerkit.errors import UnknownKeyError
 from runnerkit.loop.loader_metrics import check_mean
 from runnerkit.steps.learning import check_loss
-from runnerkit.steps.weights import StepSizes, WeightUnits, weigh_batch
 from runnerkit.support.arguments import check_strings
 from runnerkit.types import as_dict
 
@@ -59,7 +58,6 @@ class BackwardCallback(IBackwardCallback):
         self._key: str | None = None  # of the optimizer that steps on this loss; None: the runner has one
         self._is_for_one = False
         self._steppers: list[OptimizerCallback] = []
-        self._units = WeightUnits()
 
     def on_stage_start(self, runner: IRunner) -> None:
         steppers = [innermost(each) for each in runner.callbacks.values()]
@@ -68,7 +66,7 @@ class BackwardCallback(IBackwardCallback):
             raise ValueError(
                 "BackwardCallback cannot clip accumulated gradients; pass grad_clip_fn to OptimizerCallback instead"
             )
-        self._steppers, self._units = mine, runner._stage.weight_units
+        self._steppers = mine
         others = [each for each in steppers if isinstance(each, BackwardCallback)]
         if others and others[0] is self:  # and those that step on the gradients of no loss of their own
             keys = {each.metric_key for each in others}
@@ -92,21 +90,19 @@ class BackwardCallback(IBackwardCallback):
         optimizer: Any = None
         if self._is_for_one or self._reads_gradients:
             optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
-        steps = runner._loader_run.steps
-        is_usual = not steps.accumulate or runner.batch_size == self._units.size
-        if steps.matter and not (is_usual and runner.batch_weight is None and steps.sizes is None):
-            loss = self._weighted(loss, runner, steps)
+        step = runner.gradient_step
+        # What `GradientStep.weigh` says about when it may be left out, so that a usual batch costs no call.
+        is_usual = not step.accumulate or runner.batch_size == step.units.size
+        if step.matter and not (is_usual and runner.batch_weight is None and step.sizes is None):
+            share = step.weigh(runner)
+            for each in self._steppers:
+                each.add_share(share, runner, is_asked=step.is_asked)
+            loss = loss if share is None or not step.has_steppers else loss * share
         runner.engine.backward(loss, optimizer if self._is_for_one else None)
         if self._reads_gradients:
-            for each in self._steppers if steps.matter else ():
+            for each in self._steppers if step.matter else ():
                 each.average(runner)
             runner.engine.clip_gradients(optimizer, lambda parameters: self._clip(parameters, runner))
-
-    def _weighted(self, loss: Tensor, runner: IRunner, steps: StepSizes) -> Tensor:
-        share = weigh_batch(runner, steps, self._units)
-        for each in self._steppers:
-            each.add_share(share, runner, is_asked=steps.is_asked)
-        return loss if share is None or not steps.has_steppers else loss * share
 
     def _clip(self, parameters: list[Tensor], runner: IRunner) -> None:
         for read in self.gradient_readers:

@@ -14,9 +14,9 @@ from runnerkit import callbacks  # for BackwardCallback, whose module imports th
 from runnerkit.callback import CallbackOrder, IBackwardCallback, IOptimizerCallback, innermost
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, make_clip
 from runnerkit.errors import UnknownKeyError
+from runnerkit.steps.gradient_step import SumOfShares, WeightUnits
 from runnerkit.steps.learning import gradients_of
 from runnerkit.steps.learning_rates import rates_of
-from runnerkit.steps.weights import WeightUnits, divisor_of, total_share
 from runnerkit.support.arguments import check_integers, check_numbers, check_strings
 from runnerkit.support.torch_internals import divide_each_, local
 from runnerkit.types import StateDict, as_dict
@@ -88,11 +88,8 @@ class OptimizerCallback(IOptimizerCallback):
         self.num_pending = 0  # batches since the last step
         self.num_skipped = 0  # steps of this loader that the gradient scaler skipped
         self._steps_now = self._may_be_silent = True
-        self._surplus: Any = 0.0  # what the shares of the pending batches add to their number
-        self._asked: Any = 0.0  # sum of those shares whose mean over processes has to be asked for
-        self._num_asked = self._num_given = 0
-        self._mean_share: Callable[[], Any] | None = None  # of the asked ones; waits for it
-        self._is_weighted = self._is_averaged = False
+        self._shares = SumOfShares()  # of the pending batches
+        self._is_averaged = False
         self._units = WeightUnits()
         self._clip_fn: Callable[[list[Tensor]], Any] | None = None
         self._partners: list[OptimizerCallback] = []  # those that `gradient_clip` clips together; empty if it is alone
@@ -139,14 +136,13 @@ class OptimizerCallback(IOptimizerCallback):
         if self.num_pending == 0:
             optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
             runner.engine.zero_grad(optimizer)
-            self._surplus = self._asked = 0.0
-            self._num_asked = self._num_given = 0
-            self._mean_share = None
-            self._is_weighted = self._is_averaged = self._is_clipped = False
+            if not self._shares.is_empty:
+                self._shares.reset()
+            self._is_averaged = self._is_clipped = False
         is_last = runner.loader_batch_step == runner.loader_batch_len
         self._steps_now = is_last or self.num_pending + 1 >= self.accumulation_steps
         if not self._steps_now and self._may_be_silent:
-            silent = runner._loader_run.steps.silent
+            silent = runner.gradient_step.silent
             self._silence = ExitStack()
             for key, model in as_dict(runner.model).items():
                 if self.model_key in (None, key) and key not in silent:  # not by another optimizer of the same model
@@ -169,21 +165,8 @@ class OptimizerCallback(IOptimizerCallback):
             self._step(runner)
 
     def add_share(self, share: float | Tensor | None, runner: IRunner, *, is_asked: bool) -> None:
-        """Note the weight of the current batch, in the step's unit, before its backward pass; every rank must call.
-
-        Args:
-            share: None is 1.
-            is_asked: whether it is that of this process only.
-        """
-        self._is_weighted = True
-        self._num_given += runner.batch_weight is not None
-        if not is_asked:
-            self._surplus += 0.0 if share is None else share - 1.0
-            return
-        self._asked += share
-        self._num_asked += 1
-        if self._steps_now:
-            self._mean_share = total_share(runner, self._asked)  # while the backward pass runs
+        """Note what ``runner.gradient_step.weigh`` returned, before the backward pass; every rank must call."""
+        self._shares.add(share, runner, is_asked=is_asked, is_last=self._steps_now)
 
     def average(self, runner: IRunner) -> None:
         """Make the gradients of a step its mean, once, before this callback's own ``on_batch_end`` or loader's end."""
@@ -194,7 +177,7 @@ class OptimizerCallback(IOptimizerCallback):
     def _step(self, runner: IRunner) -> None:
         optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
         runner.engine.synchronize(optimizer)
-        is_mean = self.num_pending == 1 and not self._is_weighted and self._checked is optimizer
+        is_mean = self.num_pending == 1 and self._shares.is_empty and self._checked is optimizer
         if not is_mean and not self._is_averaged:
             self._average(optimizer, runner, num_batches=self.num_pending)
         if self._partners:
@@ -205,9 +188,9 @@ class OptimizerCallback(IOptimizerCallback):
             runner.engine.clip_gradients(optimizer, self._clip)
         self.num_skipped += not runner.engine.step(optimizer)
         self.num_pending = 0
-        steps = runner._loader_run.steps
-        if steps.stepped_at != runner.batch_step:  # the first of several optimizers
-            steps.stepped_at = runner.batch_step
+        step = runner.gradient_step
+        if step.stepped_at != runner.batch_step:  # the first of several optimizers
+            step.stepped_at = runner.batch_step
             runner.optimizer_step += 1
             runner.stage_optimizer_step += 1
 
@@ -239,7 +222,7 @@ class OptimizerCallback(IOptimizerCallback):
 
     def _average(self, optimizer: Any, runner: IRunner, *, num_batches: int) -> None:
         self._is_averaged = True
-        divisor = self._total_share(runner, num_batches)
+        divisor = self._shares.divisor(runner, num_batches=num_batches)
         gradients = gradients_of(optimizer)
         if self._checked is not optimizer and not gradients:
             raise RuntimeError(
@@ -249,22 +232,6 @@ class OptimizerCallback(IOptimizerCallback):
         self._checked = optimizer
         if isinstance(divisor, Tensor) or divisor != 1:
             divide_each_(list(map(local, gradients)), divisor)
-
-    def _total_share(self, runner: IRunner, num_batches: int) -> Any:
-        """Return the sum of the shares of the step's batches, a mean over processes."""
-        if runner.loss_reduction == "sum":
-            return 1
-        if self._num_given not in (0, num_batches) or self._num_asked not in (0, num_batches):
-            raise ValueError(
-                f"batch_weight was set in {self._num_given} of the {num_batches} batches of a step: set it in every "
-                "batch, on all ranks, or in none"
-            )
-        if not self._num_asked:
-            total = num_batches + self._surplus
-        else:
-            total = (self._mean_share or total_share(runner, self._asked))()
-            self._mean_share = None
-        return divisor_of(total)
 
     def state_dict(self) -> StateDict:
         units = {"size_unit": self._units.size, "weight_unit": self._units.weight}

@@ -16,7 +16,10 @@ from runnerkit.types import StateDict
 
 
 def check_known(optimizer: Optimizer, shards: Collection[nn.Parameter], *, key: str) -> None:
-    """Raise if the optimizer cannot step on `shards`: it has parameters of no model, or state on the meta device."""
+    """Raise if the optimizer cannot step on `shards`: it has parameters of no model, or state on the meta device.
+
+    Frozen parameters may belong to a frozen model, which is not sharded.
+    """
     if any(
         isinstance(each, torch.Tensor) and each.is_meta for its in optimizer.state.values() for each in its.values()
     ):
@@ -25,7 +28,7 @@ def check_known(optimizer: Optimizer, shards: Collection[nn.Parameter], *, key: 
             "init='meta' cannot train with it; use another optimizer, such as AdamW"
         )
     for parameter in parameters_of(optimizer):
-        if parameter not in shards:
+        if parameter.requires_grad and parameter not in shards:
             raise ValueError(
                 f"optimizer {key!r} holds a parameter of shape {tuple(parameter.shape)} that is not part of any "
                 "trained model; create it from model.parameters()"
@@ -96,5 +99,5 @@ class KeptShards:
     def give_state(self, optimizer: Optimizer, owners: dict[nn.Parameter, nn.Parameter]) -> None:
         """Give an optimizer that steps on shards the state that was kept for the user's parameters."""
         for shard in parameters_of(optimizer):
-            if kept := self._state.pop(owners[shard], None):
+            if kept := self._state.pop(owners.get(shard, shard), None):
                 optimizer.state[shard] = kept

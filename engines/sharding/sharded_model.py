@@ -71,10 +71,11 @@ class ShardedModel:
         # The root unit is not freed, as its backward pass comes next.
         root = precision.policy(is_root=True)
         fully_shard(self.module, mesh=mesh, mp_policy=root, offload_policy=offload, reshard_after_forward=False)
+        self._kept = [cast(FSDPModule, self.module)] if reshard_after_forward else self._units()
         self._fill()
-        shards = dict(self.module.named_parameters(remove_duplicate=False))
-        # (the user's parameter, its shard). Stored, as the module holds full parameters while they are gathered.
-        self.pairs = [(parameter, shards[name]) for name, parameter in own.named_parameters()]
+        # Stored, as the module holds full parameters while they are gathered. By name, a tied one under each of them.
+        self.shards = dict(self.module.named_parameters(remove_duplicate=False))
+        self.pairs = [(parameter, self.shards[name]) for name, parameter in own.named_parameters()]
 
     def _fill(self) -> None:
         """Give the shards of parameters on the meta device memory and values."""
@@ -97,6 +98,11 @@ class ShardedModel:
         for unit in self._units():
             is_freed = self._reshard_after_forward and unit is not cast(FSDPModule, self.module)
             unit.set_reshard_after_forward(is_freed, recurse=False)
+            unit.reshard()
+
+    def free_kept(self) -> None:
+        """Free what a forward pass gathered, and no backward pass freed: it would not follow changes of the shards."""
+        for unit in self._kept:
             unit.reshard()
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ from typing import Any, Self
 from runnerkit.data.loader_wrapper import LoaderWrapper
 from runnerkit.sampling.orders import Order
 from runnerkit.sampling.sharding import Uneven, batches_of, count_batches, share_of, start_epoch
-from runnerkit.sampling.share import LoaderShare, Position
+from runnerkit.sampling.share import LoaderShare, PassPosition
 from runnerkit.seeding.generators import keep_cpu_rng
 from runnerkit.types import Batch
 
@@ -123,7 +123,7 @@ class _Continued(LoaderShare):
         self.num_before = self.num_consumed = 0
         self._epoch = epoch
 
-    def position_after(self, num_batches: int) -> Position:
+    def position_after(self, num_batches: int) -> PassPosition:
         """Return the position in the pass; `num_batches` must be those that were yielded in this epoch."""
         num_in_pass = self._num_in_pass + num_batches
         return {
@@ -145,13 +145,13 @@ class _Continued(LoaderShare):
         return self.share.steps_for(num_samples, count_batches(self.loader))
 
     @property
-    def position(self) -> Position:
+    def position(self) -> PassPosition:
         return {**self.position_after(self._num_yielded), "num_done": 0}
 
-    def joined(self, position: Position, gather: Callable[[Any], list[Any]]) -> Position:
+    def joined(self, position: PassPosition, gather: Callable[[Any], list[Any]]) -> PassPosition:
         return {**position, "within": self.share.joined(position["within"], gather)}
 
-    def skip(self, position: Position) -> None:
+    def skip(self, position: PassPosition) -> None:
         """Continue at a position.
 
         Raises:

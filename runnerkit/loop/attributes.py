@@ -33,22 +33,6 @@ class Attributes:
 
 
 @dataclass
-class Progress(Attributes):
-    """Counters and metrics of a run: the part of a checkpoint that tells how far the run got."""
-
-    epoch_step: int
-    batch_step: int
-    optimizer_step: int
-    sample_step: int
-    stage_epoch_step: int
-    stage_batch_step: int
-    stage_optimizer_step: int
-    stage_sample_step: int
-    epoch_metrics: dict[str, Metrics]
-    experiment_metrics: dict[int, dict[str, Metrics]]
-
-
-@dataclass
 class LoaderAttributes(Attributes):
     """Attributes that describe the loader under way; a pass within another one leaves them unchanged."""
 
@@ -67,6 +51,7 @@ class LoaderAttributes(Attributes):
     batch_metrics: dict[str, Any]
     loader_metrics: Metrics
     need_early_stop: bool
+    gradient_step: Any
 
 
 @dataclass

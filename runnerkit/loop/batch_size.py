@@ -62,7 +62,7 @@ def check(runner: IRunner) -> None:
     if isinstance(expected, int) and (size > expected or (runner.loader_batch_len or 0) > 1):  # one batch may be short
         if size > expected or (size < expected and reason):  # otherwise collate_fn may have dropped samples
             runner._stage.miscounted.add(key)
-            run.steps.own_size = None
+            runner.gradient_step.own_size = None
         reason = f"the loader's batch_size is {expected}" if size != expected else ""
     if reason and runner.engine.is_main_process:
         logger.warning(

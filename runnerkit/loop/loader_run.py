@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Self
 from runnerkit.loop import batch_size, checks, parameter_checks
 from runnerkit.loop.attributes import LoaderAttributes, ProcessState
 from runnerkit.loop.loader_metrics import check_means, new_means, reduce_metrics
+from runnerkit.loop.position import Position
 from runnerkit.metrics.means import LoaderMeans
 from runnerkit.resume import resume_point
 from runnerkit.sampling.sharding import batches_of, count_batches, gives_new_batches, is_length_sure, start_epoch
 from runnerkit.steps import learning, step_watch
 from runnerkit.steps.budget import is_over, limit_pass
+from runnerkit.steps.gradient_step import GradientStep
 from runnerkit.steps.learning_rates import rates_of_all
-from runnerkit.steps.weights import StepSizes, sizes_of_pass, weigh_step
 from runnerkit.support.device_move import copied
 from runnerkit.support.host_copy import as_number
 from runnerkit.types import Batch, as_dict, like
@@ -31,23 +32,21 @@ class LoaderRun(ProcessState):
     """State of the pass under way, in addition to the runner's public attributes.
 
     Attributes:
+        position: the run's, in all of its passes.
         means: the batch metrics of this process, kept as weighted sums until the loader ends.
         ends_stage: whether the stage ends after this epoch; within a loader, `need_early_stop` concerns that loader.
         num_skipped: batches that ran before the run was interrupted.
         num_processes: among which the loader's data is divided.
-        steps: the samples of each process in a training step.
-        validated_at: `batch_step` of the last evaluation within a training loader of this epoch.
         first_batch: of the pass, as the loader gave it, until its number of samples was checked.
         weightless: metrics of the last pass that are NaN because no batch weighs anything.
     """
 
     def __init__(self) -> None:
+        self.position = Position()
         self.means = LoaderMeans()
         self.ends_stage = False
         self.num_skipped = 0
         self.num_processes = 1
-        self.steps = StepSizes()
-        self.validated_at = -1
         self.first_batch: Batch = None
         self.weightless: frozenset[str] = frozenset()
 
@@ -89,14 +88,11 @@ def setup_loader(runner: IRunner, key: str) -> None:
     runner.loader_batch_len = num_batches + runner.loader_batch_step if num_batches is not None else None
     runner.is_within_loader = True
     use_model(runner)
-    run.steps = StepSizes()
+    runner.gradient_step = GradientStep.of_pass(runner, num_before=run.num_skipped)
     if runner.is_train_loader:
-        run.steps = sizes_of_pass(runner, num_before=run.num_skipped)
         step_watch.start_watch(runner)
         before = runner.batch_step - runner.loader_batch_step
         runner.engine.enter_training_loader(lambda: runner.batch_step - before)
-    elif runner.engine.never_whole:
-        run.steps = sizes_of_pass(runner, num_before=run.num_skipped)
 
 
 def is_training(runner: IRunner, key: str) -> bool:
@@ -108,7 +104,7 @@ def is_left(runner: IRunner, key: str) -> bool:
     """Return whether a loader of the epoch is still to run; an evaluation within it may have been at its last step."""
     if is_training(runner, key):
         return not is_over(runner)
-    return runner._loader_run.validated_at != runner.batch_step
+    return not runner._loader_run.position.is_validated(runner)
 
 
 def use_model(runner: IRunner) -> None:
@@ -150,7 +146,7 @@ def batches(runner: IRunner) -> Iterator[Batch]:
     try:
         if runner.engine.num_processes > 1:
             iterator = checks.compare_streams(runner, iterator)
-        length, accumulates = runner.loader_batch_len, runner._loader_run.steps.accumulate
+        length, accumulates = runner.loader_batch_len, runner.gradient_step.accumulate
         is_doubtful = length is not None and runner.is_train_loader and not is_length_sure(runner.loader)
         if is_doubtful or (length is None and accumulates):
             iterator = _with_its_end_known(runner, iterator, looks_ahead=accumulates)
@@ -190,23 +186,19 @@ def start_batch(runner: IRunner, batch: Batch) -> None:
     size = batch_size.batch_size_of(batch)
     runner.batch, runner.batch_size, runner.batch_weight, runner.batch_metrics = batch, size, None, {}
     runner.loader_batch_step += 1
-    run, steps = runner._loader_run, runner._loader_run.steps
+    run, step = runner._loader_run, runner.gradient_step
     if runner.loader_batch_step == 1:
         run.first_batch = batch
-    num_samples = steps.num_samples or size * run.num_processes
-    if runner.loader_batch_step >= steps.first_uneven:
-        weigh_step(runner, steps, number=runner.loader_batch_step - 1 - run.num_skipped)
-        if steps.is_idle:
+    num_samples = step.num_samples or size * run.num_processes
+    if runner.loader_batch_step >= step.first_uneven:
+        num_samples = step.begin_batch(runner, number=runner.loader_batch_step - 1 - run.num_skipped) or num_samples
+        if step.is_idle:
             from runnerkit.steps.odd_batches import begin_idle_step  # late, as few runs need it
 
-            begin_idle_step(runner, steps)
-        num_samples = steps.total or num_samples
+            begin_idle_step(runner, step)
     runner.loader_sample_step += num_samples
     if runner.is_train_loader:
-        runner.batch_step += 1
-        runner.sample_step += num_samples
-        runner.stage_batch_step += 1
-        runner.stage_sample_step += num_samples
+        run.position.count_batch(runner, num_samples)
 
 
 def finish_batch(runner: IRunner) -> None:
@@ -214,37 +206,28 @@ def finish_batch(runner: IRunner) -> None:
     if runner.loader_batch_step == 1:
         batch_size.check(runner)
         checks.check_order_is_used(runner)
-        _check_weight(runner)
-    run = runner._loader_run
-    steps = run.steps
-    if runner.is_train_loader and not steps.has_steppers:
+        runner.gradient_step.check(runner)
+    run, step = runner._loader_run, runner.gradient_step
+    if runner.is_train_loader and not step.has_steppers:
         learning.finish_batch(runner)
-    if steps.is_idle:
+    if step.is_idle:
         from runnerkit.steps.odd_batches import end_idle_step  # late, as few runs need it
 
-        end_idle_step(steps)
+        end_idle_step(step)
     else:
-        if steps.own_size is not None and runner.batch_size != steps.own_size:
+        if step.own_size is not None and runner.batch_size != step.own_size:
             from runnerkit.steps.odd_batches import warn_of_dropped_samples  # late, as few runs need it
 
-            warn_of_dropped_samples(runner, steps)
+            warn_of_dropped_samples(runner, step)
         run.means.update(
             runner.batch_metrics, runner.batch_size, weight=runner.batch_weight, batch_step=runner.loader_batch_step
         )
     logs = runner._logs
-    is_step = runner.is_train_loader and steps.stepped_at == runner.batch_step
-    if logs.wants_batch_metrics and is_step and runner.optimizer_step % runner.log_every < steps.num_steps:
+    is_step = runner.is_train_loader and step.stepped_at == runner.batch_step
+    if logs.wants_batch_metrics and is_step and runner.optimizer_step % runner.log_every < step.num_steps:
         logs.hand_over_steps(runner)  # earlier ones, long computed by now
         rates = rates_of_all(runner.optimizer)
         logs.queue.put(runner.step, {**runner.batch_metrics, **rates, **runner.batch_metrics})  # the user's "lr" stays
-
-
-def _check_weight(runner: IRunner) -> None:
-    steps, is_weighted = runner._loader_run.steps, runner.batch_weight is not None
-    if runner.is_train_loader and steps.matter and not is_weighted and runner.criterion is not None:
-        from runnerkit.steps import normalized_losses  # late, as few runs need it
-
-        normalized_losses.check(runner)
 
 
 def finish_loader(runner: IRunner, key: str) -> None:
@@ -253,14 +236,16 @@ def finish_loader(runner: IRunner, key: str) -> None:
     runner.is_within_loader = False
     runner.batch_weight = None
     checks.check_not_empty(runner)
-    runner.engine.loss_factor = None
+    runner.gradient_step.end_pass(runner)
     if runner.is_train_loader:
         step_watch.end_watch(runner)
         runner.engine.leave_training_loader(runner.loader_batch_step, key=key)
     num_samples = reduce_metrics(runner)
     checks.check_not_empty(runner, num_samples=num_samples)
-    _count_exactly(runner, num_samples)
+    # Until here each process assumed that the others' batches are as large as its own.
+    surplus, runner.loader_sample_step = runner.loader_sample_step - num_samples, num_samples
     if runner.is_train_loader:
+        runner._loader_run.position.correct_samples(runner, surplus)
         check_means(runner)
         learning.check_losses(runner)
     runner._stage.listeners.emit("on_loader_end", runner)
@@ -268,15 +253,6 @@ def finish_loader(runner: IRunner, key: str) -> None:
         for model in as_dict(runner._stage.training_model).values():
             runner.engine.training_model(model)  # evaluation is over, whatever comes next
     runner.loader_metrics = {name: as_number(name, value) for name, value in runner.loader_metrics.items()}
-    runner.epoch_metrics[key] = dict(runner.loader_metrics)
+    runner._loader_run.position.end_loader(runner, key)
     runner._logs.log_metrics(runner, runner.loader_metrics)
     runner._logs.flush(runner)
-
-
-def _count_exactly(runner: IRunner, num_samples: int) -> None:
-    # Until here each process assumed that the others' batches are as large as its own.
-    surplus = runner.loader_sample_step - num_samples
-    runner.loader_sample_step -= surplus
-    if runner.is_train_loader:
-        runner.sample_step -= surplus
-        runner.stage_sample_step -= surplus

@@ -29,7 +29,7 @@ from runnerkit.resume import resume_point
 from runnerkit.seeding.generators import derive_seed, set_global_seed
 from runnerkit.steps import step_watch
 from runnerkit.steps.budget import Budget, accumulation_of, budget_of, count_steps, paces_of
-from runnerkit.steps.weights import IDLE, WeightUnits, without_weight
+from runnerkit.steps.gradient_step import IDLE, WeightUnits, without_weight
 from runnerkit.support.torch_internals import inner_schedulers
 from runnerkit.types import as_dict, like
 
@@ -160,7 +160,7 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
     runner._stage.budget = budget_of(call_hook(runner._stage.hooks_of(runner).get_stage_len, stage=stage))
     runner.stage_epoch_len = runner._stage.budget.num_epochs
     runner._stage.may_end_early = runner._stage.budget.limits != ["num_epochs"]
-    runner.stage_epoch_step = runner.stage_batch_step = runner.stage_optimizer_step = runner.stage_sample_step = 0
+    runner._loader_run.position.start_stage(runner)
     runner.need_early_stop = False
     runner._stage.weight_units = WeightUnits()
     runner._stage.has_told_steps = runner._stage.has_checked_criterion = False

@@ -43,11 +43,10 @@ def check_required_metrics(runner: IRunner) -> None:
 
 def _evaluate_one_batch(runner: IRunner, loader_key: str) -> dict[str, float] | None:
     """Return the metrics, or None if a rank raised: training will raise the same error, with more context."""
-    model, epoch_metrics = runner.model, runner.epoch_metrics
-    runner.epoch_metrics = {}
-    with runner._loader_run.nested(runner), runner._logs.paused(runner), keep_rng(), torch.no_grad():
+    model, run = runner.model, runner._loader_run
+    with run.nested(runner), run.position.trial(runner), runner._logs.paused(runner), keep_rng(), torch.no_grad():
         metrics = _evaluated(runner, loader_key)
-    runner.model, runner.epoch_metrics = model, epoch_metrics
+    runner.model = model
     return metrics
 
 

@@ -20,29 +20,29 @@ logger = logging.getLogger(__name__)
 Names = list[list[str]]  # of the parameters in each group of an optimizer; "" if they belong to no module
 
 
-def parameter_names(runner: IRunner, modules: Mapping[str, nn.Module]) -> dict[str, Names]:
+def parameter_names(runner: IRunner, models: Mapping[str, nn.Module]) -> dict[str, Names]:
     """Return the names of each optimizer's parameters, by its key.
 
     Args:
-        modules: those that hold the parameters in training, by key.
+        models: those that train, as the engine prepared them, by key.
     """
     known: dict[int, str] = {}
-    for prefix, module in _prefixed(runner, modules):
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            # Of a tied parameter the first name in the alphabet: the order in which modules were made may change.
-            known[id(parameter)] = min(f"{prefix}{name}", known.get(id(parameter), f"{prefix}{name}"))
+    for name, parameter in _named(runner, models):
+        # Of a tied parameter the first name in the alphabet: the order in which modules were made may change.
+        known[id(parameter)] = min(name, known.get(id(parameter), name))
     return {
         key: [[known.get(id(each), "") for each in group["params"]] for group in getattr(optimizer, "param_groups", [])]
         for key, optimizer in as_dict(runner.optimizer).items()
     }
 
 
-def _prefixed(runner: IRunner, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    for key, module in modules.items():
-        yield f"{key}." if key else "", module
+def _named(runner: IRunner, models: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    for key, model in models.items():
+        for name, parameter in runner.engine.trained_parameters(model):
+            yield f"{key}.{name}" if key else name, parameter
     for key, criterion in as_dict(runner.criterion).items():
         if isinstance(criterion, nn.Module):
-            yield f"criterion {key}.", criterion
+            yield from criterion.named_parameters(f"criterion {key}", remove_duplicate=False)
 
 
 def in_order(saved: StateDict, names: Names, own: Names, source: str) -> StateDict:

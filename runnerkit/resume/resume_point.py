@@ -15,10 +15,9 @@ from runnerkit.callback import ICheckpointCallback, innermost
 from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.checkpoints.folder import find_checkpoint, holds_checkpoint
 from runnerkit.logger import Step
-from runnerkit.loop.attributes import Progress
 from runnerkit.loop.hooks import call_hook
 from runnerkit.resume import compatibility, matching, overrides
-from runnerkit.resume.run_state import load_model_state, load_states_of_runner, modules_of, stoppers
+from runnerkit.resume.run_state import load_model_state, load_states_of_runner, models_of, stoppers
 from runnerkit.sampling.sharding import count_batches, share_of
 from runnerkit.seeding.generators import set_rng_state
 from runnerkit.steps import budget
@@ -192,13 +191,9 @@ def restore(runner: IRunner) -> None:
     if "settings" in state and runner.engine.is_main_process:
         now, takes_passed = compatibility.settings_of(runner), _takes_passed(runner)
         compatibility.warn_of_changes(state["settings"], passed, now, snapshot.source, takes_passed=takes_passed)
-    counters = dict(state["counters"])
-    was_stopped = counters.pop("need_early_stop")
-    for name in ("optimizer_step", "stage_optimizer_step"):  # absent before 0.2, where nothing was counted in them
-        counters.setdefault(name, counters[name.replace("optimizer", "batch")])
-    Progress(**counters).restore(runner)
+    runner._loader_run.position.load_state_dict(runner, state["counters"])
     compatibility.check_one_cycle(runner, passed, snapshot.source)
-    runner.need_early_stop = was_stopped and _stops_again(runner, state)
+    runner.need_early_stop = state["counters"]["need_early_stop"] and _stops_again(runner, state)
     snapshot.within = state["within"]
     for key, position in state.get("streams", {}).items():  # absent before 0.2
         if (share := share_of(runner.loaders.get(key))).continues:
@@ -227,7 +222,7 @@ def _restore_components(runner: IRunner, state: StateDict, source: str) -> None:
     trained = "trained_model_state_dict" if "trained_model_state_dict" in state else "model_state_dict"
     load_model_state(runner, state[trained], source=source)
     takes_passed = _takes_passed(runner)
-    names, saved_names = matching.parameter_names(runner, modules_of(runner)), state.get("optimizer_names", {})
+    names, saved_names = matching.parameter_names(runner, models_of(runner)), state.get("optimizer_names", {})
     for key, optimizer in as_dict(runner.optimizer).items():
         if key in state["optimizer_state_dict"]:
             saved_state = state["optimizer_state_dict"][key]
@@ -323,15 +318,6 @@ def is_epoch_left(runner: IRunner) -> bool:
     return is_within_epoch(runner) or budget.is_epoch_left(runner)
 
 
-def setup_epoch(runner: IRunner) -> None:
-    """Count a new epoch, unless the run continues within the interrupted one."""
-    if not is_within_epoch(runner):
-        runner.epoch_step += 1
-        runner.stage_epoch_step += 1
-        runner.epoch_metrics = {}
-        runner._loader_run.validated_at = -1
-
-
 def loaders_left(runner: IRunner) -> list[str]:
     """Return the keys of the epoch's loaders, starting with the interrupted one if there is one."""
     keys, snapshot = list(runner.loaders), runner._resume_point.found
@@ -352,13 +338,14 @@ def setup_position(runner: IRunner) -> int:
     runner.loader_batch_step = within["loader_batch_step"]
     runner.loader_sample_step = within["loader_sample_step"]
     runner.need_early_stop = within.get("is_ended", False)  # absent before 0.2, as is ends_stage
-    runner._loader_run.ends_stage = within.get("ends_stage", False)
+    run = runner._loader_run
+    run.ends_stage = within.get("ends_stage", False)
     if within.get("is_validated", False):  # absent before 0.2
-        runner._loader_run.validated_at = runner.batch_step
+        run.position.note_validation(runner)
     # Sums add up over ranks: with fewer processes than before, a process takes over the sums of several.
     ranks = runner.engine.data_parallel
     parts = within["means"][ranks.rank :: ranks.num_processes]
-    runner._loader_run.means.load_state_dicts(parts, device=runner.engine.device)
+    run.means.load_state_dicts(parts, device=runner.engine.device)
     return runner.loader_batch_step
 
 

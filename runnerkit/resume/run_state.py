@@ -17,7 +17,6 @@ from runnerkit.checkpoints.names import under_names_of, with_tied, without_compi
 from runnerkit.checkpoints.plain_state import as_plain, copied
 from runnerkit.checkpoints.trainable import completed, frozen_parameters, hash_of, trainable_part
 from runnerkit.checkpoints.weights import read_weights, weights_in
-from runnerkit.loop.attributes import Progress
 from runnerkit.resume import compatibility, matching
 from runnerkit.sampling.sharding import share_of
 from runnerkit.seeding.generators import rng_state
@@ -42,7 +41,7 @@ def model_state(runner: IRunner, *, whole: bool = True) -> StateDict:
             without_compiled(runner.engine.model_state_dict(model, whole=whole)),
             f"model_state_dict[{key!r}]" if key else "model_state_dict",
         )
-        for key, model in _models(runner).items()
+        for key, model in models_of(runner).items()
     }
     return states if isinstance(runner.model, dict) else states[""]
 
@@ -55,7 +54,7 @@ def without_frozen(runner: IRunner, weights: StateDict, hashes: dict[tuple[str, 
     """
     by_key = weights if isinstance(runner.model, dict) else {"": weights}
     parts: StateDict = {}
-    for key, model in _models(runner).items():
+    for key, model in models_of(runner).items():
         module = runner.engine.unwrap(model)
         frozen = frozen_parameters(module)
         names = (key, *frozen)
@@ -99,11 +98,12 @@ def _innermost(runner: IRunner) -> Iterator[ICallback]:
 
 def modules_of(runner: IRunner) -> dict[str, nn.Module]:
     """Return the modules that hold the weights in training by key, "" for one alone; parameters may be shards."""
-    return {key: runner.engine.trained_module(model) for key, model in _models(runner).items()}
+    return {key: runner.engine.trained_module(model) for key, model in models_of(runner).items()}
 
 
-def _models(runner: IRunner) -> dict[str, nn.Module]:
-    # Prepared by the engine, if possible: otherwise it cannot find the shards of each rank.
+def models_of(runner: IRunner) -> dict[str, nn.Module]:
+    """Return the models in training by key, as the engine prepared them if a stage is under way."""
+    # Otherwise the engine cannot find the shards of each rank.
     return as_dict(runner._stage.training_model if runner._stage.training_model is not None else runner.model)
 
 
@@ -118,6 +118,8 @@ def state_of(runner: IRunner) -> StateDict:
     runner._stage.evaluation_weights.train()  # also of the optimizers' state
     trained = model_state(runner, whole=whole)
     judged = exchanged if exchanged is not None else _judged_state(runner, trained)  # it reproduces the metrics
+    # Within a loader the flag ends that loader only; a resumed run must not end the stage because of it.
+    stops = runner.need_early_stop and not runner.is_within_loader
     callbacks = {key: callback.state_dict() for key, callback in runner.callbacks.items()}
     identities = {key: matching.identity_of(runner.callbacks[key]) for key, state in callbacks.items() if state}
     # Converted here, not in a thread, so that each rank with a wrong value raises at the first save.
@@ -126,7 +128,7 @@ def state_of(runner: IRunner) -> StateDict:
         "runnerkit_version": __version__,
         "settings": compatibility.settings_of(runner),
         "stage_key": runner.stage_key,
-        "counters": vars(Progress.of(runner)) | _early_stop(runner),
+        "counters": runner._loader_run.position.state_dict(runner) | {"need_early_stop": stops},
         "stopped_by": stoppers(runner),
         "within": _position(runner) if runner.is_within_loader else None,
         "streams": _streams(runner),
@@ -136,7 +138,7 @@ def state_of(runner: IRunner) -> StateDict:
         "optimizer_state_dict": {
             key: engine.optimizer_state_dict(each, whole=whole) for key, each in as_dict(runner.optimizer).items()
         },
-        "optimizer_names": matching.parameter_names(runner, modules_of(runner)),
+        "optimizer_names": matching.parameter_names(runner, models_of(runner)),
         "scheduler_state_dict": _states(runner.scheduler),
         "engine_state_dict": engine.state_dict(),
         "callbacks": callbacks,
@@ -169,11 +171,6 @@ def load_states_of_runner(runner: IRunner, states: list[StateDict], *, source: s
         )  # fmt: skip
     if state := states[ranks.rank % len(states)]:
         runner.load_state_dict(state)
-
-
-def _early_stop(runner: IRunner) -> StateDict:
-    # Within a loader the flag ends that loader only; a resumed run must not end the stage because of it.
-    return {"need_early_stop": runner.need_early_stop and not runner.is_within_loader}
 
 
 def stoppers(runner: IRunner) -> list[str]:
@@ -214,18 +211,18 @@ def _position(runner: IRunner) -> StateDict:
             f"loader {runner.loader_key!r} cannot save its position in the middle of an epoch, because the __iter__ of "
             f"{type(runner.loader).__name__} does not use its batch_sampler; save at the end of each epoch"
         )
-    share, num_skipped = share_of(runner.loader), runner._loader_run.num_skipped
+    share, run = share_of(runner.loader), runner._loader_run
     gather = runner.engine.data_parallel.gather_object
     return {
         "key": runner.loader_key,
         "order": share.described(),
-        "position": share.joined(share.position_after(runner.loader_batch_step - num_skipped), gather),
+        "position": share.joined(share.position_after(runner.loader_batch_step - run.num_skipped), gather),
         "loader_batch_step": runner.loader_batch_step,
         "loader_sample_step": runner.loader_sample_step,
         "is_ended": runner.need_early_stop,
-        "ends_stage": runner._loader_run.ends_stage,
-        "is_validated": runner._loader_run.validated_at == runner.batch_step,
-        "means": gather(runner._loader_run.means.state_dict()),
+        "ends_stage": run.ends_stage,
+        "is_validated": run.position.is_validated(runner),
+        "means": gather(run.means.state_dict()),
     }
 
 
@@ -260,7 +257,7 @@ def load_model_state(runner: IRunner, state: StateDict, *, source: str) -> None:
         ValueError: they belong to another model.
     """
     by_key = state if isinstance(runner.model, dict) else {"": state}
-    models = _models(runner)
+    models = models_of(runner)
     compatibility.check_model_keys(by_key, models, source)
     for key, model in models.items():
         module = runner.engine.unwrap(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from runnerkit.sampling.share import LoaderShare, Position
+from runnerkit.sampling.share import LoaderShare, PassPosition
 
 
 class Rounds(LoaderShare):
@@ -29,10 +29,10 @@ class Rounds(LoaderShare):
     def set_epoch(self, epoch: int) -> None:
         self.num_consumed = 0
 
-    def position_after(self, num_batches: int) -> Position:
+    def position_after(self, num_batches: int) -> PassPosition:
         return self.num_consumed + num_batches
 
-    def skip(self, position: Position) -> None:
+    def skip(self, position: PassPosition) -> None:
         self.num_consumed = position
 
     def first_uneven(self) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # A place in a pass, in the plain values that a checkpoint holds: the samples, or whole batches, that all processes took
 # of an order; these and the step size, of files in lanes; or by name, the place of each lane of a stream, or the place
 # within a pass that continues from epoch to epoch.
-Position: TypeAlias = Any
+PassPosition: TypeAlias = Any
 
 
 class LoaderShare(ABC):
@@ -59,14 +59,14 @@ class LoaderShare(ABC):
         """Start `epoch` at its beginning."""
 
     @abstractmethod
-    def position_after(self, num_batches: int) -> Position:
+    def position_after(self, num_batches: int) -> PassPosition:
         """Return the position of all processes after `num_batches` of this one, counted from where the pass began."""
 
     @abstractmethod
-    def skip(self, position: Position) -> None:
+    def skip(self, position: PassPosition) -> None:
         """Skip what was consumed before an interruption; valid until the next epoch."""
 
-    def joined(self, position: Position, gather: Callable[[Any], list[Any]]) -> Position:
+    def joined(self, position: PassPosition, gather: Callable[[Any], list[Any]]) -> PassPosition:
         """Return the position of the job from that of this process, which may know only its part; every rank must call.
 
         Args:
@@ -75,7 +75,7 @@ class LoaderShare(ABC):
         return position
 
     @property
-    def position(self) -> Position:
+    def position(self) -> PassPosition:
         """The position between two epochs, of a pass that continues."""
         return self.position_after(0)
 
@@ -168,7 +168,7 @@ class DividedShare(LoaderShare):
         self.stride = (batch_size or 1) * world_size
         self.shares_whole_batches = batch_size is None
 
-    def position_after(self, num_batches: int) -> Position:
+    def position_after(self, num_batches: int) -> PassPosition:
         return self.num_consumed + num_batches * self.stride
 
     def num_takers(self, size: int) -> int:
@@ -186,10 +186,10 @@ class WholeLoader(LoaderShare):
 
     has_position = False
 
-    def position_after(self, num_batches: int) -> Position:
+    def position_after(self, num_batches: int) -> PassPosition:
         raise TypeError("this loader does not have a position")
 
-    def skip(self, position: Position) -> None:
+    def skip(self, position: PassPosition) -> None:
         raise TypeError("this loader does not have a position: resume from a checkpoint of an epoch's end")
 
 
@@ -206,10 +206,10 @@ class AdaptedShare(LoaderShare):
         self.stride = getattr(sampler, "stride", 1)
         self.yields_its_length = hasattr(sampler, "sampler")  # one of torch's
 
-    def position_after(self, num_batches: int) -> Position:
+    def position_after(self, num_batches: int) -> PassPosition:
         return self.sampler.position_after(num_batches)
 
-    def skip(self, position: Position) -> None:
+    def skip(self, position: PassPosition) -> None:
         self.sampler.skip(position)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,83 +13,106 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runnerkit.errors import UnknownKeyError
+from runnerkit.steps.gradient_step import GradientStep, divisor_of, total_share
 from runnerkit.steps.sparse_gradients import with_dense_gradients
-from runnerkit.steps.weights import Learned, StepSizes, divisor_of, total_share, weigh_batch
 from runnerkit.support.torch_internals import divide_each_, local
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
+    from runnerkit.engine import IEngine
 
 Clip = float | Callable[[list[Tensor]], Any] | None
+Optimizers = str | Optimizer | Sequence[str | Optimizer] | None
 
 
-def learn(runner: IRunner, loss: Tensor, *, optimizer: str | Optimizer | None, clip: Clip) -> None:
+def learn(runner: IRunner, loss: Tensor, *, optimizer: Optimizers, clip: Clip) -> None:
     """Make a step; see :meth:`runnerkit.runner.IRunner.learn`."""
     if not runner.is_within_loader:
         raise RuntimeError("learn() makes a step within a batch: call it in handle_batch")
     if not runner.is_train_loader:
         return
-    engine, steps = runner.engine, runner._loader_run.steps
-    if steps.has_steppers:
+    engine, step = runner.engine, runner.gradient_step
+    if step.has_steppers:
         raise RuntimeError(
             "learn() makes the optimizer steps, and so does the run's OptimizerCallback: set steps_itself = True in "
             "the class of your SupervisedRunner, or leave the callback out"
         )
     chosen = _chosen(runner.optimizer, optimizer)
-    is_first = id(chosen) not in steps.learned.checked
+    is_first = any(id(each) not in step.learned.checked for each in chosen)
     if is_first:
-        steps.learned.checked.add(id(chosen))
+        step.learned.checked.update(map(id, chosen))
         check_loss(loss, "the loss of learn()", runner)
-    engine.zero_grad(chosen)
+    for each in chosen:
+        engine.zero_grad(each)
     # The optimizer computes in float32, as outside of `handle_batch`.
     kind = engine.device.type
     with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
-        total = _backward(runner, loss, chosen, steps)
-        gradients = gradients_of(chosen) if is_first or total is not None else []
-        if is_first and not gradients:
+        total = _backward(runner, loss, chosen, step)
+        if is_first and not all(map(gradients_of, chosen)):
             raise RuntimeError("the loss of learn() does not depend on any parameter of the optimizer")
         if total is not None:
-            engine.synchronize(chosen)
-            divide_each_(list(map(local, gradients)), divisor_of(total()))
+            for each in chosen:
+                engine.synchronize(each)
+            gradients = {id(gradient): gradient for each in chosen for gradient in gradients_of(each)}
+            divide_each_(list(map(local, gradients.values())), divisor_of(total()))
         clip = runner.gradient_clip if clip is None else clip
         if clip is not None:
-            norm = clip if callable(clip) else partial(nn.utils.clip_grad_norm_, max_norm=clip)
-            engine.clip_gradients(chosen, lambda parameters: norm(with_dense_gradients(parameters)))
-        engine.step(chosen)
-    _count(runner, chosen, steps.learned, loss.detach().abs())
+            _clip(engine, chosen, clip if callable(clip) else partial(nn.utils.clip_grad_norm_, max_norm=clip))
+        for each in chosen:
+            engine.step(each)
+    _count(runner, chosen, step, loss.detach().abs())
 
 
-def _chosen(optimizers: Any, wanted: str | Optimizer | None) -> Any:
-    if wanted is not None and not isinstance(wanted, str):
-        return wanted
+def _chosen(optimizers: Any, wanted: Optimizers) -> list[Any]:
     by_key = as_dict(optimizers)
-    if (wanted or "") not in by_key:
+    chosen = [*wanted] if isinstance(wanted, list | tuple) else [wanted or ""]
+    missing = [each for each in chosen if isinstance(each, str) and each not in by_key]
+    if missing or not chosen:
         have = sorted(by_key) if by_key else "none"
-        raise UnknownKeyError(f"learn() needs optimizer {wanted!r}; the runner has {have}: pass optimizer=KEY")
-    return by_key[wanted or ""]
+        raise UnknownKeyError(
+            f"learn() needs optimizer {missing[0] or None if missing else chosen!r}; the runner has {have}: pass "
+            "optimizer=KEY, or [KEY, ...] to step several on one loss"
+        )
+    return [by_key[each] if isinstance(each, str) else each for each in chosen]
 
 
-def _backward(runner: IRunner, loss: Tensor, optimizer: Any, steps: StepSizes) -> Callable[[], Any] | None:
+def _clip(engine: IEngine, optimizers: list[Any], clip: Callable[[list[Tensor]], Any]) -> None:
+    """Call `clip` once with the parameters of all optimizers."""
+    if len(optimizers) == 1:
+        engine.clip_gradients(optimizers[0], lambda own: clip(with_dense_gradients(own)))
+        return
+    parameters: dict[int, Tensor] = {}  # one may belong to several optimizers
+    for each in optimizers:
+        engine.clip_gradients(each, lambda own: parameters.update((id(one), one) for one in own))
+    joined = [*parameters.values()]
+    with engine.joint_gradients(joined):
+        clip(with_dense_gradients(joined))
+
+
+def _backward(runner: IRunner, loss: Tensor, optimizers: list[Any], step: GradientStep) -> Callable[[], Any] | None:
     """Backpropagate the weighted loss; return what waits for the divisor of the gradients, if there is one."""
     total = None
-    if steps.matter and (runner.batch_weight is not None or steps.sizes is not None):
-        share = weigh_batch(runner, steps, runner._stage.weight_units)
-        if steps.is_asked and share is not None:
+    if step.matter and (runner.batch_weight is not None or step.sizes is not None):
+        share = step.weigh(runner)
+        if step.is_asked and share is not None:
             total = total_share(runner, share)  # while the backward pass runs
             loss = loss * share
-    runner.engine.backward(loss, optimizer)
+    runner.engine.backward(loss, optimizers[0] if len(optimizers) == 1 else None)
     return total
 
 
-def _count(runner: IRunner, optimizer: Any, learned: Learned, loss: Tensor) -> None:
+def _count(runner: IRunner, optimizers: list[Any], step: GradientStep, loss: Tensor) -> None:
     """Count a step: `optimizer_step` follows the optimizer that makes the most steps in a batch."""
+    learned = step.learned
     if learned.at != runner.batch_step:
         learned.at, learned.of_batch = runner.batch_step, {}
-        runner._loader_run.steps.num_steps = 0
-    made = learned.of_batch[id(optimizer)] = learned.of_batch.get(id(optimizer), 0) + 1
-    if made > runner._loader_run.steps.num_steps:
-        runner._loader_run.steps.num_steps = made
+        step.num_steps = 0
+    for each in optimizers:
+        learned.of_batch[id(each)] = learned.of_batch.get(id(each), 0) + 1
+    made = max(learned.of_batch[id(each)] for each in optimizers)
+    if made > step.num_steps:
+        step.num_steps = made
         runner.optimizer_step += 1
         runner.stage_optimizer_step += 1
     learned.largest = loss if learned.largest is None else torch.maximum(learned.largest, loss)  # NaN, if one is
@@ -101,16 +124,16 @@ def finish_batch(runner: IRunner) -> None:
     Raises:
         ValueError: a schedule was made for another number of steps.
     """
-    steps = runner._loader_run.steps
-    steps.stepped_at = runner.batch_step
-    if steps.learned.at != runner.batch_step:
-        steps.num_steps = 1
+    step = runner.gradient_step
+    step.stepped_at = runner.batch_step
+    if step.learned.at != runner.batch_step:
+        step.num_steps = 1
         runner.optimizer_step += 1
         runner.stage_optimizer_step += 1
-    elif runner._stage.has_told_steps and steps.num_steps != runner.steps_per_batch:
+    elif runner._stage.has_told_steps and step.num_steps != runner.steps_per_batch:
         raise ValueError(
             f"num_steps was {runner._stage.num_steps} when the scheduler was made, with {runner.steps_per_batch} steps "
-            f"in each batch, but learn() made {steps.num_steps} in batch {runner.loader_batch_step} of loader "
+            f"in each batch, but learn() made {step.num_steps} in batch {runner.loader_batch_step} of loader "
             f"{runner.loader_key!r}: set steps_per_batch in the runner's class, or override get_scheduler and use "
             "your own number"
         )
@@ -122,7 +145,7 @@ def check_losses(runner: IRunner) -> None:
     Raises:
         ValueError: with the place.
     """
-    largest = runner._loader_run.steps.learned.largest
+    largest = runner.gradient_step.learned.largest
     if largest is not None and _is_bad(float(largest), runner):
         raise ValueError(
             f"a loss of learn() became {float(largest)} within epoch {runner.epoch_step} of loader "
@@ -152,7 +175,7 @@ def _is_bad(loss: float, runner: IRunner) -> bool:
 
 def is_due(runner: IRunner, every: int) -> bool:
     """Return whether the last batch reached a multiple of `every` optimizer steps."""
-    return runner.optimizer_step % every < runner._loader_run.steps.num_steps
+    return runner.optimizer_step % every < runner.gradient_step.num_steps
 
 
 def gradients_of(optimizer: Any) -> list[Tensor]:

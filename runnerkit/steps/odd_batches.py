@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from runnerkit.steps.weights import StepSizes
+from runnerkit.steps.gradient_step import GradientStep
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
 
 
-def warn_of_dropped_samples(runner: IRunner, steps: StepSizes) -> None:
+def warn_of_dropped_samples(runner: IRunner, step: GradientStep) -> None:
     """Warn once in a stage that a batch has other samples than its loader gave, which other processes do not know."""
-    if runner.batch_weight is not None or steps.own_size is None:
+    if runner.batch_weight is not None or step.own_size is None:
         return
-    is_miscounted = runner.batch_size > steps.own_size  # probably on all ranks
+    is_miscounted = runner.batch_size > step.own_size  # probably on all ranks
     if is_miscounted:
         advice = "Set self.batch_size in handle_batch to the number of samples"
     else:
@@ -28,32 +28,32 @@ def warn_of_dropped_samples(runner: IRunner, steps: StepSizes) -> None:
         logging.getLogger(__name__).warning(
             "loader %r: batch %d counts as %d samples, but the loader gave rank %d %d samples, by which gradients "
             "weight the processes. %s",
-            runner.loader_key, runner.loader_batch_step, runner.batch_size, runner.engine.rank, steps.own_size, advice,
+            runner.loader_key, runner.loader_batch_step, runner.batch_size, runner.engine.rank, step.own_size, advice,
         )  # fmt: skip
-    steps.own_size = None
+    step.own_size = None
     runner._stage.miscounted.add(runner.loader_key)
 
 
-def begin_idle_step(runner: IRunner, steps: StepSizes) -> None:
+def begin_idle_step(runner: IRunner, step: GradientStep) -> None:
     """Keep what a step without own samples must not change: buffers, and the rows that sparse gradients touch."""
     modules = [module for model in as_dict(runner.model).values() for module in model.modules()]
-    steps.kept = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers(recurse=False)]
+    step.kept = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers(recurse=False)]
     # SparseAdam moves each row that a gradient lists, also where its value is zero.
     embeddings = [
         parameter for module in modules if getattr(module, "sparse", False) for parameter in module.parameters()
     ]
-    steps.hooks = [each.register_hook(_without_rows) for each in embeddings if each.requires_grad]
+    step.hooks = [each.register_hook(_without_rows) for each in embeddings if each.requires_grad]
 
 
 def _without_rows(gradient: Tensor) -> Tensor:
     return torch.zeros_like(gradient) if gradient.is_sparse else gradient
 
 
-def end_idle_step(steps: StepSizes) -> None:
+def end_idle_step(step: GradientStep) -> None:
     """Undo what an idle step did to buffers, such as the statistics of batch norm."""
     with torch.no_grad():
-        for buffer, before in steps.kept:
+        for buffer, before in step.kept:
             buffer.copy_(before)
-    for hook in steps.hooks:
+    for hook in step.hooks:
         hook.remove()
-    steps.kept, steps.hooks = [], []
+    step.kept, step.hooks = [], []

@@ -13,8 +13,11 @@ from typing import Any
 def check_integers(owner: object, *, least: int | None = 1, or_none: bool = False, **given: Any) -> None:
     """Raise unless each value is an integer >= `least`.
 
+    Args:
+        owner: an object of the class that the error names, or a name.
+
     Raises:
-        TypeError, ValueError: with the class of `owner`, the argument, its value and what is accepted.
+        TypeError, ValueError: with the owner, the argument, its value and what is accepted.
 
     >>> check_integers([], least=2, size=2.5)
     Traceback (most recent call last):
@@ -80,7 +83,8 @@ def _check(owner: object, kind: Any, accepted: str, or_none: bool, given: Mappin
 
 
 def _words(owner: object, name: str, accepted: str, or_none: bool, value: Any) -> str:
-    return f"{type(owner).__name__}: {name} must be {accepted}{' or None' * or_none}, got {value!r}"
+    named = owner if isinstance(owner, str) else type(owner).__name__
+    return f"{named}: {name} must be {accepted}{' or None' * or_none}, got {value!r}"
 
 
 _TOPK = {"topk_args": "topk"}

@@ -12,6 +12,7 @@ from runnerkit.engines import CPUEngine
 from runnerkit.loop.loader_run import LoaderRun
 from runnerkit.metrics.means import LoaderMeans
 from runnerkit.metrics.reduction import reduce_sums
+from runnerkit.steps.gradient_step import GradientStep
 from tests.ranks import Ranks
 
 
@@ -56,6 +57,7 @@ def make_runner(*, means: LoaderMeans | None = None, **attributes: Any) -> Any:
         "batch_metrics": {},
         "loader_metrics": {},
         "_loader_run": loader_run,
+        "gradient_step": GradientStep(),
         "epoch_metrics": {},
         "need_early_stop": False,
     }

@@ -4,6 +4,7 @@ import contextlib
 import io
 import pickle
 import shutil
+from functools import partial
 from pathlib import PurePosixPath
 
 import pytest
@@ -59,6 +60,9 @@ def trained():
             "low precision": train_in_low_precision(),
             "tied": train_a_tied_model(),
             "adversaries": train_adversaries(),
+            "beside a frozen model": train_beside_a_frozen_model(),
+            "peeks": peek_between_steps(),
+            "followed": follow_after_a_forward_pass(),
             "uneven": evaluate_unevenly(),
         }
     )
@@ -282,6 +286,98 @@ def test_tied_and_frozen_parameters_and_several_models_train_as_elsewhere(traine
     assert is_tied
     assert count == NUM_STEPS, "a module's extra state is restored"
     assert trained["adversaries"] < 1e-6
+
+
+class Distilled(dl.Runner):
+    """A model that imitates a frozen one."""
+
+    steps_itself = True
+
+    def handle_batch(self, batch):
+        features, _ = batch
+        self.learn(self.criterion(self.model["net"](features), self.model["teacher"](features).argmax(dim=1)))
+
+
+def train_beside_a_frozen_model():
+    mine, theirs, teacher = mlp(), mlp(), mlp(seed=2).requires_grad_(False)
+    before, make = weights(teacher), partial(torch.optim.Adam, lr=0.01, weight_decay=0.1)
+    fit({"net": mine, "teacher": teacher}, fsdp(), make, runner=Distilled())
+    data = loader(NUM_STEPS * 2 * BATCH_SIZE, 2 * BATCH_SIZE)
+    imitated = [(features, teacher(features).argmax(dim=1)) for features, _ in data]
+    train_by_hand(theirs, make(theirs.parameters()), imitated)
+    return difference(mine, theirs), torch.equal(weights(teacher), before)
+
+
+def test_a_function_makes_the_optimizer_of_several_models_of_which_one_is_frozen(trained):
+    """It gets the parameters of all; those of a frozen model are not sharded, and stay as they are."""
+    apart, is_kept = trained["beside a frozen model"]
+
+    assert apart < 1e-6
+    assert is_kept
+
+
+class Peeks(dl.Runner):
+    """Runs the model without gradients before and after each step."""
+
+    steps_itself = True
+
+    def handle_batch(self, batch):
+        features, targets = batch
+        self.engine.zero_grad(self.optimizer)
+        self.engine.backward(self.criterion(self.model(features), targets))
+        with torch.no_grad():
+            self.batch_metrics["before"] = self.criterion(self.model(features), targets)
+        self.engine.step(self.optimizer)
+        with torch.no_grad():
+            self.batch_metrics["after"] = self.criterion(self.model(features), targets)
+
+
+def peek_between_steps():
+    found = []
+    for options in ({}, {"shard_modules": [nn.Linear], "reshard_after_forward": False}):
+        mine, theirs = mlp(), mlp()
+        metrics = fit(mine, fsdp(**options), runner=Peeks()).epoch_metrics["train"]
+        by_hand(theirs)
+        found.append((difference(mine, theirs), metrics["before"] - metrics["after"]))
+    return found
+
+
+def test_forward_passes_without_gradients_see_each_step(trained):
+    """Weights that a forward pass gathered, and no backward pass freed, are gathered again after a step."""
+    for apart, gain in trained["peeks"]:
+        assert apart < 1e-6
+        assert gain > 0
+
+
+class Followed(dl.Runner):
+    """A trainable target network, which only follows another one, after a forward pass of both."""
+
+    steps_itself = True
+
+    def handle_batch(self, batch):
+        features, targets = batch
+        net, target = self.model["net"], self.model["target"]
+        self.learn(self.criterion(net(features), targets))
+        with torch.no_grad():
+            self.batch_metrics["apart"] = (net(features) - target(features)).square().mean()
+        utils.soft_update(target, net, tau=0.25)
+
+
+def follow_after_a_forward_pass():
+    mine, theirs = ({"net": mlp(), "target": mlp(seed=2)} for _ in range(2))
+    fit(mine, fsdp(shard_modules=[nn.Linear]), adam(mine["net"]), runner=Followed())
+    optimizer = adam(theirs["net"])
+    for batch in loader(NUM_STEPS * 2 * BATCH_SIZE, 2 * BATCH_SIZE):
+        train_by_hand(theirs["net"], optimizer, [batch])
+        with torch.no_grad():
+            for target, source in zip(theirs["target"].parameters(), theirs["net"].parameters(), strict=True):
+                target.copy_(0.75 * target + 0.25 * source)
+    return difference(mine["target"], theirs["target"])
+
+
+def test_a_target_network_follows_after_a_forward_pass(trained):
+    """soft_update changes the shards, not the copies that the forward pass gathered."""
+    assert trained["followed"] < 1e-6
 
 
 def test_the_caller_gets_model_and_optimizer_back_and_a_second_stage_goes_on_with_them():

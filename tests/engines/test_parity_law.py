@@ -24,6 +24,7 @@ from tests.engines.parity_job import (
     NUM_SAMPLES,
     NUM_VALID,
     ONE_PROCESS,
+    TORCH,
     logdir_of,
 )
 from tests.launchers import slurm
@@ -83,11 +84,13 @@ def horovodrun(folder, cases):
 
 LAUNCHERS = {each.__name__: each for each in (python, notebook, torchrun, srun, mpirun, horovodrun)}
 LAW = [(case, launcher) for case in CASES for launcher in CASES[case].launchers]
+# One job for the cases that a launcher starts in the same way.
+JOBS = [(launcher, family) for family in (ALONE, TORCH, HOROVOD) for launcher in family]
 
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
-    """Run the cases that a launcher starts in the same way in one job, when the first of them is requested."""
+    """Run a job when it is first requested; return its folder, the cases and the output."""
 
     @functools.cache
     def job(launcher, family):
@@ -96,8 +99,9 @@ def jobs(tmp_path_factory):
                 "horovod.torch", reason="Horovod is not installed: scripts/install_horovod.sh builds it"
             )
         folder = tmp_path_factory.mktemp(launcher)
-        done = LAUNCHERS[launcher](folder, [case for case in CASES if CASES[case].launchers == family])
-        return folder, f"{done.stdout}{done.stderr}\nit exited with {done.returncode}"
+        cases = [case for case in CASES if CASES[case].launchers == family]
+        done = LAUNCHERS[launcher](folder, cases)
+        return folder, cases, f"{done.stdout}{done.stderr}\nit exited with {done.returncode}"
 
     return job
 
@@ -133,13 +137,20 @@ def by_hand(dtype, scaled):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # the first of a job's cases waits for all
-@pytest.mark.parametrize(("case", "launcher"), LAW, ids=lambda each: each.replace(" ", "-"))
-def test_every_engine_precision_and_launcher_gives_what_plain_pytorch_gives(jobs, seen, case, launcher):
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("launcher", "family"), JOBS, ids=[f"{each}-of-{len(family)}" for each, family in JOBS])
+def test_every_engine_precision_and_launcher_gives_what_plain_pytorch_gives(jobs, seen, launcher, family):
     """With the same data and seed, weights agree to the stated tolerance, and metrics and log files are the same."""
-    folder, output = jobs(launcher, CASES[case].launchers)
-    logdir = logdir_of(case, folder)
-    assert (logdir / "result.pth").exists(), output[-3000:]
+    one_process, _, _ = jobs("python", ALONE)
+    folder, cases, output = jobs(launcher, family)
+
+    assert [case for case in cases if not (logdir_of(case, folder) / "result.pth").exists()] == [], output[-3000:]
+    for case in cases:
+        seen[case, launcher] = assert_as_by_hand(case, logdir_of(case, folder), one_process)
+
+
+def assert_as_by_hand(case, logdir, one_process):
+    """Check a case's results; return the largest difference of a weight."""
     result = torch.load(logdir / "result.pth", weights_only=True)
     dtype, (tolerance, _) = CASES[case].dtype, CASES[case].tolerance
     expected_weights, expected_losses, expected_loss, expected_accuracy = by_hand(dtype, CASES[case].scaled)
@@ -152,10 +163,9 @@ def test_every_engine_precision_and_launcher_gives_what_plain_pytorch_gives(jobs
     assert result["metrics"]["valid"]["loss"] == pytest.approx(expected_loss, abs=loose)
     assert result["metrics"]["valid"]["accuracy"] == expected_accuracy
     assert result["metrics"]["train"]["loss"] == pytest.approx(expected_losses[-1], abs=loose)
-    one_process, _ = jobs("python", ALONE)
     assert_same_logs(logdir, logdir_of(ONE_PROCESS[dtype], one_process), loose=loose, is_full=dtype is None)
     assert pd.read_csv(logdir / "csv" / "train.csv")["loss"].tolist() == pytest.approx(expected_losses, abs=loose)
-    seen[case, launcher] = (weights(model) - expected_weights).abs().max().item()
+    return (weights(model) - expected_weights).abs().max().item()
 
 
 def assert_same_logs(logdir, one_process, *, loose, is_full):

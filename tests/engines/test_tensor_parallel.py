@@ -124,31 +124,25 @@ def train_everything(folder):
     return found
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Train everything in one launch of four processes."""
-    folder = tmp_path_factory.mktemp("tensor")
-    return together(lambda: train_everything(folder), num_processes=4)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_every_mesh_gives_losses_and_weights_of_one_process(trained):
+def test_every_mesh_gives_losses_and_weights_of_one_process(tmp_path):
     """They agree to 1e-6 with weights of tokens and of samples, clipping and accumulation; also with replicas, sequence
     parallelism, recomputed activations and without a whole model. With dropout they are those of DDP, or of one
     process, whose number of processes divides the samples as the mesh does, and so draws the same.
 
     Each sample counts once: 26 are trained on, and 13 evaluated, by 8.
     """
+    trained = together(lambda: train_everything(tmp_path), num_processes=4)
+    assert_random_numbers_agree_where_activations_do(trained.pop("dropouts"))
     expected = {setting: run(dl.CPUEngine(), **arguments) for setting, arguments in SETTINGS.items()}
     ddp = partial(run, dl.DistributedDataParallelEngine(device="cpu"), batch_size=4, **SETTINGS[DROPOUT])
     with_dropout = {
         "1 x 4": expected.pop(DROPOUT), "2 x 2": together(ddp, num_processes=2), "4 x 1": trained.pop(("4", "dropout")),
     }  # fmt: skip
-    cases = {key: each for key, each in trained.items() if key != "dropouts"}
     seen = {}
 
-    for (name, setting), (found, metrics, num_samples) in cases.items():
+    for (name, setting), (found, metrics, num_samples) in trained.items():
         one = with_dropout[name] if setting == DROPOUT else expected.get(setting, expected["token weights"])
         theirs, their_metrics, their_samples = one
         seen[name, setting] = (found - theirs).abs().max()
@@ -157,7 +151,7 @@ def test_every_mesh_gives_losses_and_weights_of_one_process(trained):
         for epoch, loaders in their_metrics.items():
             for key, values in loaders.items():
                 assert metrics[epoch][key] == pytest.approx(values, abs=1e-6), (name, setting, key)
-    assert len(cases) == len(MESHES) * len(SETTINGS) + 4
+    assert len(trained) == len(MESHES) * len(SETTINGS) + 4
     if "RUNNERKIT_WRITE_PARITY_TABLE" in os.environ:
         write_section("meshes", table(seen), PAGE, command="make parity")
 
@@ -168,11 +162,8 @@ def table(seen):
     return "\n".join(lines + [f"| {name} | {setting} | {found:.0e} |" for (name, setting), found in seen.items()])
 
 
-@pytest.mark.slow
-def test_random_numbers_agree_where_activations_do_and_differ_where_they_do(trained):
+def assert_random_numbers_agree_where_activations_do(dropped):
     """Ranks 0 and 1 work on the same samples; within a divided network, "random_apart" gives each its own numbers."""
-    dropped = trained["dropouts"]
-
     names = ("dropout", "inner_dropout")
     assert dropped[0].keys() == {f"blocks.{block}.{name}" for block in range(2) for name in names}
     for name, mask in dropped[0].items():
@@ -189,12 +180,9 @@ def save_run(folder, engine, *, asynchronous=False, callbacks=None, **kwargs):
     return run(engine, logdir=folder, callbacks={"save": save, **(callbacks or {})}, **kwargs)
 
 
-def save_and_resume_with_whole_models(folder):
-    save_run(folder, mesh(4, 2, sharded_checkpoints=True), batch_size=4, num_epochs=1)
-    return save_run(folder, mesh(4, 2, sharded_checkpoints=True), batch_size=4, resume=folder)[0]
-
-
 def save_and_resume(folder):
+    """Return the weights of a run of whole models that was resumed."""
+
     def save(name, *, dropout=0.2, **kwargs):
         model = on_meta(dropout=dropout, inner_dropout=dropout)
         save_run(folder / name, mesh(4, 2, init="meta"), model=model, batch_size=4, **kwargs)
@@ -205,8 +193,9 @@ def save_and_resume(folder):
     except KeyboardInterrupt:
         save("killed", resume=folder / "killed")
     save("first", dropout=0.0, num_epochs=1)
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
+    whole = folder / "whole"
+    save_run(whole, mesh(4, 2, sharded_checkpoints=True), batch_size=4, num_epochs=1)
+    return save_run(whole, mesh(4, 2, sharded_checkpoints=True), batch_size=4, resume=whole)[0]
 
 
 def resume_on(folder, name):
@@ -222,8 +211,7 @@ def last(folder):
 @pytest.mark.timeout(600)
 def test_a_checkpoint_of_one_mesh_is_resumed_on_any_other(tmp_path):
     """On the same mesh bit for bit, with dropout, interrupted within an epoch; on others to 1e-6."""
-    together(lambda: save_and_resume(tmp_path), num_processes=4)
-    whole = together(lambda: save_and_resume_with_whole_models(tmp_path / "whole"), num_processes=4)
+    whole = together(lambda: save_and_resume(tmp_path), num_processes=4)
     for name in MESHES:
         shutil.copytree(tmp_path / "first", tmp_path / name, symlinks=True)
     together(lambda: [resume_on(tmp_path / name, name) for name in MESHES], num_processes=4)
@@ -286,9 +274,14 @@ def run_tied_on_meta(plan):
     return train(engine, model=on_meta(Inner, tied=True), batch_size=4).experiment_metrics
 
 
-@pytest.fixture(scope="module")
-def inner():
-    """Train with the gradients of both inner layers summed, predict, and train with those of the norm left out."""
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_parameters_that_the_plan_does_not_divide():
+    """Of parameters on divided activations, each process has a part of the gradient, which "sum_gradients" adds up.
+    Tied weights stay tied, though torch divides the parameter of each module by itself.
+
+    Plans that would train another model are accepted by torch; the first step refuses them.
+    """
 
     def refused(plan, *, tied=False, **kwargs):
         model = make(Inner, tied=tied)
@@ -300,45 +293,27 @@ def inner():
     def work():
         plan = {**INNER_PLAN, "norm": "replicated_with_grad_allreduce", "act": "sum_gradients"}
         tied = {**plan, "tokens": "embedding", "head": "colwise_gather"}
-        return {
-            "sums": run_inner(mesh(4, 2, plan=plan, shard_modules=[torch.nn.Linear]), batch_size=4, clip=0.1),
-            "tied": run_inner(mesh(4, 2, plan=tied, shard_modules=None), batch_size=4, tied=True),
-            "tied on meta": run_tied_on_meta(tied),
-            "without the norm": refused({**INNER_PLAN, "act": "sum_gradients"}),
-            "a part of the output": refused({**plan, "head": "colwise"}, runner=LowTokens),
-            "one of two tied": refused({**plan, "tokens": "embedding"}, tied=True),
-        }
+        return (
+            run_inner(mesh(4, 2, plan=plan, shard_modules=[torch.nn.Linear]), batch_size=4, clip=0.1),
+            run_inner(mesh(4, 2, plan=tied, shard_modules=None), batch_size=4, tied=True),
+            run_tied_on_meta(tied),
+            refused({**INNER_PLAN, "act": "sum_gradients"}),
+            refused({**plan, "head": "colwise"}, runner=LowTokens),
+            refused({**plan, "tokens": "embedding"}, tied=True),
+        )
 
-    return together(work, num_processes=4)
+    sums, tied, tied_on_meta, *errors = together(work, num_processes=4)
 
-
-@pytest.mark.slow
-def test_parameters_on_divided_activations_get_whole_gradients(inner):
-    """Each process has a part of their gradient, which "sum_gradients" adds up."""
     expected, metrics, _ = run_inner(dl.CPUEngine(), clip=0.1)
-
-    found, its_metrics, _ = inner["sums"]
-    assert (found - expected).abs().max() < 1e-6
-    assert its_metrics[2]["train"]["loss"] == pytest.approx(metrics[2]["train"]["loss"], abs=1e-6)
-
-
-@pytest.mark.slow
-def test_tied_weights_stay_tied(inner):
-    """Torch divides the parameter of each module by itself."""
+    assert (sums[0] - expected).abs().max() < 1e-6
+    assert sums[1][2]["train"]["loss"] == pytest.approx(metrics[2]["train"]["loss"], abs=1e-6)
     expected, metrics, _ = run_inner(dl.CPUEngine(), tied=True)
-
-    found, its_metrics, _ = inner["tied"]
-    assert (found - expected).abs().max() < 5e-5  # an embedding's values are large for a head: steps amplify rounding
-    for each in (its_metrics, inner["tied on meta"]):
+    assert (tied[0] - expected).abs().max() < 5e-5  # an embedding's values are large for a head: steps amplify rounding
+    for each in (tied[1], tied_on_meta):
         assert each[2]["train"]["loss"] == pytest.approx(metrics[2]["train"]["loss"], abs=1e-5)
-
-
-@pytest.mark.slow
-def test_plans_that_would_train_another_model_are_refused(inner):
-    """Torch accepts them; the first step finds out."""
-    assert "the gradient of 'norm.weight' differs between the processes that work on the s" in inner["without the norm"]
-    assert "the loss differs between the processes that work on the same samples" in inner["a part of the output"]
-    assert "plan: tokens.weight and head.weight are one parameter, which must be divided" in inner["one of two tied"]
+    assert "the gradient of 'norm.weight' differs between the processes that work on the s" in errors[0]
+    assert "the loss differs between the processes that work on the same samples" in errors[1]
+    assert "plan: tokens.weight and head.weight are one parameter, which must be divided" in errors[2]
 
 
 class Answers(Runner):
@@ -392,16 +367,16 @@ def train_llama(engine=None, *, tied, **kwargs):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_llama_is_divided_by_its_own_plan_and_starts_with_its_own_initialisation(tied):
+def test_a_llama_is_divided_by_its_own_plan_and_starts_with_its_own_initialisation():
     """With grouped-query attention, a divided embedding and head, shared or not, and without a whole model."""
     pytest.importorskip("transformers")
 
-    metrics = together(lambda: train_llama(batch_size=4, tied=tied), num_processes=4)
+    metrics = together(lambda: [train_llama(batch_size=4, tied=tied) for tied in (False, True)], num_processes=4)
 
-    for epoch, loaders in train_llama(dl.CPUEngine(), tied=tied).items():
-        for key, values in loaders.items():
-            assert metrics[epoch][key] == pytest.approx(values, abs=1e-6), key
+    for tied in (False, True):
+        for epoch, loaders in train_llama(dl.CPUEngine(), tied=tied).items():
+            for key, values in loaders.items():
+                assert metrics[tied][epoch][key] == pytest.approx(values, abs=1e-6), (tied, key)
 
 
 # Errors.

@@ -38,7 +38,7 @@ class Losses(dl.Callback):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_processes", "precision", "tolerance"),
-    [(1, "fp32", 1e-5), (2, "fp32", 1e-5), (1, "bf16", 1e-3)],  # bf16 rounds the halves of two processes differently
+    [(2, "fp32", 1e-5), (1, "bf16", 1e-3)],  # bf16 rounds the halves of two processes differently
 )
 def test_every_step_has_the_loss_of_the_hand_written_loop(example, num_processes, precision, tolerance):
     """With token weights, ragged batches, accumulation, a short last step of the epoch, warm-up and clipping."""

@@ -167,7 +167,10 @@ def in_two_processes(folder):
         by_limit(name, folder / name, engine=ddp)
         found[name, "resumed"] = train(name, folder=folder / name, resume=folder / name, engine=ddp)[:2]
     fsdp = dl.FullyShardedDataParallelEngine(2, device="cpu")
-    return found | {(name, "FSDP2"): train(name, engine=fsdp)[:2] for name in ("BYOL", "WGAN-GP")}
+    found |= {(name, "FSDP2"): train(name, engine=fsdp)[:2] for name in ("BYOL", "WGAN-GP")}
+    by_limit("WGAN-GP", folder, engine=fsdp)
+    found["WGAN-GP", "FSDP2 resumed"] = train("WGAN-GP", folder=folder, resume=folder, engine=fsdp)[:2]
+    return found
 
 
 @pytest.mark.slow
@@ -178,9 +181,10 @@ def test_in_two_processes_a_program_equals_its_loop_over_global_batches(tmp_path
     for (name, how), (weights, losses) in found.items():
         expected, expected_losses = by_loop(name, num_processes=2)
         assert (weights - expected).abs().max() < TOLERANCE, (name, how)
-        if how == "resumed":
-            assert torch.equal(weights, found[name, "whole"][0]), name
-            assert torch.equal(losses, found[name, "whole"][1][CUT:]), name
+        if "resumed" in how:
+            whole, whole_losses = found[name, "FSDP2" if "FSDP2" in how else "whole"]
+            assert torch.equal(weights, whole), (name, how)
+            assert torch.equal(losses, whole_losses[CUT:]), (name, how)
         else:
             assert (losses - expected_losses).abs().max() < TOLERANCE, (name, how)
 

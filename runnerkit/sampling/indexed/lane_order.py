@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runnerkit.sampling.indexed.sampler import ShardedBatches, ShardedBatchSampler
-from runnerkit.sampling.share import Position
+from runnerkit.sampling.share import PassPosition
 from runnerkit.seeding.generators import derive_seed
 
 logger = logging.getLogger(__name__)
@@ -186,11 +186,11 @@ class LaneBatchSampler(ShardedBatchSampler):
         most = super().num_takers(size)
         return next(number for number in range(most, 0, -1) if self.world_size % number == 0)
 
-    def position_after(self, num_batches: int) -> Position:
+    def position_after(self, num_batches: int) -> PassPosition:
         """Return how many samples all processes have consumed, and the step size that determines their order."""
         return [super().position_after(num_batches), self._order_stride]
 
-    def skip(self, position: Position) -> None:
+    def skip(self, position: PassPosition) -> None:
         """Skip what was consumed before an interruption; the epoch keeps its order, whatever the step size is now."""
         self.num_consumed, self._order_stride = position
 

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
 from runnerkit.sampling.orders import Order
-from runnerkit.sampling.share import DividedShare, Position
+from runnerkit.sampling.share import DividedShare, PassPosition
 from runnerkit.seeding.generators import derive_seed, keep_rng, seed_generators
 
 
@@ -70,7 +70,7 @@ class IndexedShare(DividedShare, Sampler[Any]):
         if isinstance(self.sampler, Sized) and len(self.sampler) > _LONG:
             self._num_needed = self.num_consumed + num_batches * self.stride
 
-    def skip(self, position: Position) -> None:
+    def skip(self, position: PassPosition) -> None:
         self.num_consumed = position
 
     def described(self) -> Order:
@@ -115,7 +115,7 @@ class ShardedBatchSampler(IndexedShare):
         super().__init__(sampler, batch_size=batch_size, training=training, **place)
         self.drop_last = drop_last
 
-    def position_after(self, num_batches: int) -> Position:
+    def position_after(self, num_batches: int) -> PassPosition:
         starts, stop = self._global_batches(len(self.sampler))
         if not 0 < num_batches <= len(starts):
             return self.num_consumed

@@ -24,7 +24,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from runnerkit.sampling.epochs import set_epoch
 from runnerkit.sampling.lanes import can_divide
 from runnerkit.sampling.orders import Order
-from runnerkit.sampling.share import DividedShare, Position
+from runnerkit.sampling.share import DividedShare, PassPosition
 from runnerkit.sampling.streams.lane_readers import LanePlace, LaneReaders, LaneStart
 from runnerkit.sampling.streams.shards import Shards
 from runnerkit.seeding.generators import derive_seed, keep_cpu_rng, seed_generators
@@ -134,13 +134,13 @@ class LaneStream(DividedShare, IterableDataset[Any]):
     def first_uneven(self) -> int:
         return sys.maxsize if self.batch_size is not None and self.endless else 0
 
-    def joined(self, position: Position, gather: Callable[[Any], list[Any]]) -> Position:
+    def joined(self, position: PassPosition, gather: Callable[[Any], list[Any]]) -> PassPosition:
         """Return the position of the job from those of all processes: each knows the shards of its own lanes."""
         positions = gather(position)
         places = [positions[lane % self.world_size]["places"][lane] for lane in range(self.lanes * self.turns)]
         return {**positions[0], "places": places}
 
-    def skip(self, position: Position) -> None:
+    def skip(self, position: PassPosition) -> None:
         """Continue at a position, with any number of processes and any batch size.
 
         Raises:

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from runnerkit.sampling.epochs import set_epoch
 from runnerkit.sampling.seeded_dataset import draws_nothing, seed_collate
-from runnerkit.sampling.share import DividedShare, Position
+from runnerkit.sampling.share import DividedShare, PassPosition
 from runnerkit.sampling.streams.heads import NUM_SAMPLES, StreamHead
 from runnerkit.seeding.generators import GENERATORS, CPUState, derive_seed, keep_cpu_rng, seed_generators
 from runnerkit.support.torch_internals import pinned, without_worker_info
@@ -94,7 +94,7 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
     def full_size(self) -> int | None:
         return self.batch_size if self.knows_tail else None
 
-    def skip(self, position: Position) -> None:
+    def skip(self, position: PassPosition) -> None:
         """Skip what was consumed before an interruption: it is read again and discarded.
 
         Raises:

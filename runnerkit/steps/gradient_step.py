@@ -1,0 +1,331 @@
+"""The weight of a loss in its optimizer step: over processes, over accumulated batches, in the tail of a loader.
+
+A step over batches b of processes r = 1..R shall have the gradient of one process with the global batch. With g[b, r],
+the gradient of a batch's mean loss, and w[b, r], its number of samples or its `batch_weight`, this is
+
+    sum(w[b, r] * g[b, r]) / sum(w[b, r])
+
+Engines average over processes what is backpropagated, and gradients of accumulated batches add up. So a loss is
+multiplied by a factor of the process (`engine.loss_factor`) and by a share of the batch, and the gradients are divided
+once: sum_b(mean_r(factor * share * g)) / divisor.
+
+- Sizes n[b, r] that all processes know, as those of map-style loaders: factor = n[b, r] / mean_r(n[b, r]),
+  share = mean_r(n[b, r]) / unit, divisor = sum_b(share). Nothing is communicated.
+- Weights that the others do not know (streams, `batch_weight`): factor = 1, share = w[b, r] / unit,
+  divisor = mean_r(sum_b(share)), by one asynchronous sum that runs beside the backward pass.
+- Losses that are sums: factor = R, which undoes the average; share = divisor = 1.
+- A process without samples in a step takes part in its collectives: factor = 0, or w = 0.
+
+The unit cancels out. It keeps losses at their scale, which fp16 needs, and makes the share of a usual batch exactly 1,
+by which nothing is multiplied. Where all weights are equal, nothing is computed at all.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from runnerkit.callback import optimizer_callbacks
+from runnerkit.loop.attributes import ProcessState
+from runnerkit.sampling.sharding import distributed_sampler_of, share_of
+from runnerkit.types import widest_float
+
+if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
+
+IDLE = "on_idle_batch_end"  # in place of on_batch_end, for a batch whose samples belong to another process
+
+
+@dataclass
+class WeightUnits:
+    """Weights that count as 1 within a stage, so that losses keep their scale; the same on all ranks.
+
+    Attributes:
+        size: samples of a batch; None until the first batch.
+        weight: of batches whose weight other processes do not know; a power of two, so that it changes no digit.
+    """
+
+    size: float | None = None
+    weight: float | None = None
+
+
+@dataclass
+class Learned:
+    """The steps of ``learn`` in a pass over a training loader.
+
+    Attributes:
+        at: `batch_step` of the batch that made the last one.
+        of_batch: steps in that batch, by id of the optimizer.
+        checked: ids of the optimizers whose first loss was checked.
+        largest: magnitude of the largest loss; NaN if one was.
+    """
+
+    at: int = -1
+    of_batch: dict[int, int] = field(default_factory=dict)
+    checked: set[int] = field(default_factory=set)
+    largest: Tensor | None = None
+
+
+class GradientStep(ProcessState):
+    """Weights of the losses of a pass in their optimizer steps; ``runner.gradient_step``, a new one for each pass.
+
+    Written by this class, except for the counts of steps: `stepped_at`, `num_steps` and `learned`.
+
+    Attributes:
+        stepped_at: `batch_step` of the last optimizer step; -1 before the first.
+        num_steps: optimizer steps that the batch made: several with ``learn`` only.
+        is_idle: whether all samples of the current step belong to other processes; this one runs some with weight zero.
+        sizes: samples of each rank in the current step, None for an unknown number; None if all have a full batch.
+        matter: whether weights can change a gradient.
+        accumulate: whether a step may have several batches.
+        has_steppers: whether an OptimizerCallback steps, and not ``handle_batch``.
+        is_asked: whether the divisor of the current batch's step is a sum over all ranks.
+        units: weights that count as 1.
+        outer_factor: the engine's `loss_factor` before the pass, of a training loader around it.
+        first_uneven: batch of the loader, from 1, from which on a step may weight the processes differently.
+        num_samples: samples of all ranks in a step that is not uneven; None if it is unknown.
+        own_size: samples that the loader gives this process for the current step; None if nothing depends on it.
+        batch_end: the event after ``handle_batch``.
+        silent: keys of models whose gradients are not communicated in this batch.
+        learned: steps that ``learn`` made.
+        kept: buffers of the models, and their values from before an idle step.
+        hooks: of parameters, removed after an idle step.
+    """
+
+    def __init__(self, units: WeightUnits | None = None) -> None:
+        self.stepped_at = -1
+        self.num_steps = 1
+        self.is_idle = False
+        self.sizes: Sequence[int | None] | None = None
+        self.matter = True
+        self.accumulate = False
+        self.has_steppers = False
+        self.is_asked = False
+        self.units = units or WeightUnits()
+        self.outer_factor: float | None = None
+        self.first_uneven = sys.maxsize
+        self.num_samples: int | None = None
+        self.own_size: int | None = None
+        self.batch_end = "on_batch_end"
+        self.silent: set[str] = set()
+        self.learned = Learned()
+        self.kept: list[tuple[Tensor, Tensor]] = []
+        self.hooks: list[RemovableHandle] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)(deepcopy(self.units, memo))  # a copy of a runner starts its own pass
+
+    @classmethod
+    def of_pass(cls, runner: IRunner, *, num_before: int) -> Self:
+        """Start a pass. Only training loaders have weights, and all whose processes take as many batches.
+
+        Args:
+            num_before: batches that ran before the run was interrupted.
+        """
+        engine, step = runner.engine, cls(runner._stage.weight_units)
+        step.outer_factor = engine.loss_factor
+        if not runner.is_train_loader and not engine.never_whole:
+            return step
+        ranks, share = engine.data_parallel, share_of(runner.loader)
+        if ranks.num_processes > 1:
+            share.use_sum(ranks.start_sum)
+        engine.loss_factor = _base_factor(runner)
+        steppers = optimizer_callbacks(runner.callbacks)
+        step.has_steppers = bool(steppers)
+        step.accumulate = any(each.accumulation_steps > 1 for each in steppers)
+        step.matter = ranks.num_processes > 1 or step.accumulate
+        if not step.matter or distributed_sampler_of(runner.loader) is not None:  # which gives each rank as many
+            return step
+        if share.full_size is not None:
+            step.num_samples = share.stride
+            is_mean = runner.loss_reduction == "mean" and runner.is_train_loader
+            if ranks.num_processes > 1 and is_mean and runner.loader_key not in runner._stage.miscounted:
+                step.own_size = share.batch_size
+        if share.knows_sizes:
+            step.first_uneven = num_before + share.first_uneven() + 1
+        elif ranks.num_processes > 1:
+            step.first_uneven = 1
+        return step
+
+    def begin_batch(self, runner: IRunner, *, number: int) -> int | None:
+        """Find out the samples of each rank in step `number` of this pass, from 0, and weight the losses of this rank.
+
+        Called from batch `first_uneven` on. Return the samples of all ranks; None if they are unknown.
+        """
+        engine, ranks, share = runner.engine, runner.engine.data_parallel, share_of(runner.loader)
+        sizes: Any = share.sizes_of(number) if share.knows_sizes else [None] * ranks.num_processes
+        own = None if sizes is None else sizes[ranks.rank]
+        self.sizes = sizes
+        self.is_idle = own == 0
+        if self.own_size is not None:
+            self.own_size = share.batch_size if own is None else own
+        self.batch_end = IDLE if self.is_idle else "on_batch_end"
+        engine.loss_factor = _base_factor(runner)
+        if self.is_idle:
+            engine.loss_factor = 0.0
+        if sizes is None or None in sizes:
+            return None
+        total: int = sum(sizes)
+        if own and runner.loss_reduction == "mean" and total != own * len(sizes):
+            engine.loss_factor = own / (total / len(sizes))
+        return total
+
+    def weigh(self, runner: IRunner) -> float | Tensor | None:
+        """Return the share of the current batch in its step, by which its loss is multiplied; None is 1.
+
+        `is_asked` then tells whether the other processes have to be asked for theirs: see :class:`SumOfShares`.
+        Every rank must call, after ``handle_batch``, with `batch_weight` set on all ranks or on none. Nothing has to be
+        weighed, and the call may be left out, unless `matter`, and `batch_weight` or `sizes` are set, or `accumulate`
+        with another `batch_size` than ``units.size``.
+        """
+        self.is_asked = False
+        if runner.loss_reduction == "sum":
+            return None
+        engine, ranks, given, units = runner.engine, runner.engine.data_parallel, runner.batch_weight, self.units
+        if given is not None:
+            given = _checked(given)
+        sizes: Any = self.sizes
+        is_alone = ranks.num_processes == 1
+        is_known = given is None and (is_alone or sizes is None or None not in sizes)
+        self.is_asked = not is_alone and not is_known
+        if not self.is_asked and not self.accumulate:
+            return None  # `loss_factor` weights the processes
+        if is_known:
+            full = share_of(runner.loader).full_size
+            size: Any = runner.batch_size  # that of one process is right: a `collate_fn` may have dropped samples
+            if not is_alone:
+                size = full or size if sizes is None else sum(sizes) / len(sizes)
+            units.size = full or units.size or size
+            return None if size == units.size else size / units.size
+        weight = 0 if self.is_idle else runner.batch_size if given is None else given
+        if units.weight is None:
+            first = ranks.start_sum(_on_device(weight, engine.device))().item() / ranks.num_processes
+            units.weight = 2.0 ** round(math.log2(first)) if first > 0 else 1.0
+        if self.is_asked:
+            engine.loss_factor = None  # the share of this process says it
+        share: float | Tensor = weight / units.weight
+        return share
+
+    def check(self, runner: IRunner) -> None:
+        """Warn if the first batch of a pass needs other weights than its number of samples."""
+        is_weighted = runner.batch_weight is not None
+        if runner.is_train_loader and self.matter and not is_weighted and runner.criterion is not None:
+            from runnerkit.steps import normalized_losses  # late, as few runs need it
+
+            normalized_losses.check(runner)
+
+    def end_pass(self, runner: IRunner) -> None:
+        """Give the engine back the factor of the pass around this one: a validation within a training loader ends."""
+        runner.engine.loss_factor = self.outer_factor
+
+
+class SumOfShares:
+    """The shares of the batches that are accumulated for a step of one optimizer, which divide its gradients.
+
+    Attributes:
+        is_empty: whether no batch was weighed: then each of them counts as 1.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Start a step."""
+        self.is_empty = True
+        self._surplus: Any = 0.0  # what the shares that all ranks know add to the number of batches
+        self._asked: Any = 0.0  # sum of those shares whose mean over processes has to be asked for
+        self._num_asked = self._num_given = 0
+        self._mean_asked: Callable[[], Any] | None = None  # waits for it
+
+    def add(self, share: float | Tensor | None, runner: IRunner, *, is_asked: bool, is_last: bool) -> None:
+        """Add the share of the current batch before its backward pass; every rank must call.
+
+        Args:
+            share: None is 1.
+            is_asked: whether it is that of this process only.
+            is_last: whether the step follows: then the processes' shares are summed while the backward pass runs.
+        """
+        self.is_empty = False
+        self._num_given += runner.batch_weight is not None
+        if not is_asked:
+            self._surplus += 0.0 if share is None else share - 1.0
+            return
+        self._asked += share
+        self._num_asked += 1
+        if is_last:
+            self._mean_asked = total_share(runner, self._asked)
+
+    def divisor(self, runner: IRunner, *, num_batches: int) -> Any:
+        """Return the sum of the shares of the step's batches, a mean over processes; see :func:`divisor_of`.
+
+        Raises:
+            ValueError: only some of the batches had a `batch_weight`.
+        """
+        if runner.loss_reduction == "sum":
+            return 1
+        if self._num_given not in (0, num_batches) or self._num_asked not in (0, num_batches):
+            raise ValueError(
+                f"batch_weight was set in {self._num_given} of the {num_batches} batches of a step: set it in every "
+                "batch, on all ranks, or in none"
+            )
+        if not self._num_asked:
+            total = num_batches + self._surplus
+        else:
+            total = (self._mean_asked or total_share(runner, self._asked))()
+            self._mean_asked = None
+        return divisor_of(total)
+
+
+def _checked(weight: Any) -> float | Tensor:
+    """Return a batch's weight without its graph; the value of a tensor is not looked at, as the host would wait."""
+    if isinstance(weight, Tensor):
+        if weight.numel() != 1:
+            raise ValueError(f"batch_weight must be a number or a tensor of one, got shape {tuple(weight.shape)}")
+        return _on_device(weight, weight.device).reshape(())
+    if isinstance(weight, bool) or not isinstance(weight, Real):
+        raise TypeError(f"batch_weight must be a number or a tensor of one, got {type(weight).__name__}")
+    number = float(weight)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"batch_weight must be finite and >= 0, got {weight}")
+    return number
+
+
+def total_share(runner: IRunner, share: float | Tensor) -> Any:
+    """Start to sum the shares of all ranks; return a function that waits for their mean, a number or a () tensor."""
+    ranks = runner.engine.data_parallel
+    total = ranks.start_sum(_on_device(share, ranks.device))
+    return lambda: total() / ranks.num_processes
+
+
+def divisor_of(total: Any) -> Any:
+    """Return a sum of shares as the divisor of gradients: a number, or a () tensor on a GPU, without waiting for it."""
+    if isinstance(total, Tensor) and total.device.type != "cpu":
+        return torch.where(total == 0, 1.0, total).float()
+    return float(total) or 1.0  # no batch weighs anything: its gradients are zero
+
+
+def _on_device(value: float | Tensor, device: torch.device) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().to(device, widest_float(device))
+    return torch.full((), value, dtype=widest_float(device), device=device)  # without a copy from the host
+
+
+def _base_factor(runner: IRunner) -> float | None:
+    """Return the factor of a process with a full batch: engines average losses, also those that sum over a batch."""
+    num_processes = runner.engine.data_parallel.num_processes
+    return float(num_processes) if runner.loss_reduction == "sum" and num_processes > 1 else None
+
+
+def without_weight(runner: IRunner) -> None:
+    """Let the batch of a process without a sample count nothing; the first listener after its ``handle_batch``."""
+    runner.batch_size = 0
+    runner.batch_weight = None if runner.batch_weight is None else 0

@@ -1,0 +1,263 @@
+"""The arguments of `Runner.train`, checked together before a runner changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from runnerkit import callbacks as parts  # each is imported when it is first used
+from runnerkit.callback import ICallback, ICheckpointCallback, innermost, optimizer_callbacks
+from runnerkit.checkpoints.folder import as_path, find_checkpoint
+from runnerkit.engine import IEngine
+from runnerkit.engines import choose_engine
+from runnerkit.engines.process_environment import ProcessEnvironment
+from runnerkit.logger import ILogger
+from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
+from runnerkit.loop import checks, parameter_checks, run_logs
+from runnerkit.metrics.first_non_finite import check_policy
+from runnerkit.resume.overrides import Source, check_source
+from runnerkit.resume.resume_point import ResumePoint
+from runnerkit.steps.budget import Budget
+from runnerkit.storage.remote.urls import as_url, local_path, url_of
+from runnerkit.support.arguments import check_integers, check_numbers
+from runnerkit.types import Criterion, Model, Optimizers, Scheduler, as_dict, is_maker
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """The arguments of :meth:`Runner.train`, which says what each of them is, and what follows from them.
+
+    Raises:
+        ValueError, TypeError, KeyError, OSError: an argument is invalid, or contradicts another one.
+    """
+
+    loaders: Mapping[str, Any] | None
+    model: Model | None
+    criterion: Criterion | None
+    optimizer: Optimizers | Callable[[list[Any]], Any] | None
+    scheduler: Scheduler | Callable[[Any, int | None], Any] | None
+    engine: IEngine | None
+    callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None
+    loggers: Mapping[str, ILogger | None] | None
+    seed: int
+    hparams: Mapping[str, Any] | None
+    num_epochs: int | None
+    num_steps: int | None
+    num_samples: int | None
+    max_hours: float | None
+    accumulation_steps: int
+    gradient_clip: float | None
+    epoch_steps: int | None
+    precision: str | None
+    loss_reduction: Literal["mean", "sum"]
+    lr_scale: Literal["linear", "sqrt"] | None
+    logdir: str | Path | None
+    resume: str | Path | None
+    resume_options: Source
+    valid_loader: str | None
+    valid_metric: str | None
+    minimize_valid_metric: bool | None
+    valid_every_steps: int | None
+    log_every: int
+    non_finite: Literal["raise", "locate", "keep"]
+    detect_anomaly: bool
+    deterministic: bool
+    verbose: bool
+    timeit: bool
+    hang_timeout_s: float | None
+    check: bool
+    overfit: bool
+    profile: bool
+    load_best_on_end: bool
+    cpu: bool
+    fp16: bool
+    amp: bool
+    apex: bool
+    ddp: bool
+
+    def __post_init__(self) -> None:
+        self._check_values()
+        self._check_files()
+        self._check_components()
+
+    @cached_property
+    def budget(self) -> Budget:
+        """The limits of the training; one epoch without any."""
+        limits = (self.num_epochs, self.num_steps, self.num_samples)
+        return Budget(*limits) if any(limit is not None for limit in limits) else Budget(num_epochs=1)
+
+    @cached_property
+    def chosen_engine(self) -> IEngine | None:
+        """The engine that is passed or that the flags ask for, if any."""
+        flags = {"cpu": self.cpu, "fp16": self.fp16, "amp": self.amp, "apex": self.apex, "ddp": self.ddp}
+        return choose_engine(self.engine, **flags, precision=self.precision)
+
+    @cached_property
+    def folder(self) -> Path | None:
+        """The logdir, independent of the working directory, which the run may change."""
+        return local_path(self.logdir) if self.logdir is not None else None
+
+    @cached_property
+    def resume_point(self) -> ResumePoint:
+        """The checkpoint that the run continues from, if any."""
+        if self.resume is None or self.resume == "auto":
+            is_auto = self.resume is not None
+            return ResumePoint(self.folder if is_auto else None, may_be_missing=is_auto, continues_logs=is_auto)
+        source = as_path(self.resume)
+        return ResumePoint(source, may_be_missing=False, continues_logs=_is_inside(self.folder, source))
+
+    @cached_property
+    def batches_per_step(self) -> int:
+        """Batches that are accumulated into a step, by optimizer callbacks that are passed as well."""
+        own = [each.own_accumulation_steps for each in optimizer_callbacks(self.all_callbacks)]
+        return min(own) if own and self.accumulation_steps == 1 else self.accumulation_steps
+
+    @cached_property
+    def selection(self) -> dict[str, Any]:
+        """Arguments of CheckpointCallback that select the best checkpoint."""
+        loader, metric, minimize = self.valid_loader, self.valid_metric, self.minimize_valid_metric
+        if loader is not None or metric is not None:
+            loader, metric = loader or "valid", metric or "loss"
+        if minimize is None and metric == "loss":
+            minimize = True
+        return {"loader_key": loader, "metric_key": metric, "minimize": minimize}
+
+    @cached_property
+    def all_callbacks(self) -> dict[str, ICallback]:
+        """The callbacks that are passed and those that options ask for."""
+        chosen = callbacks_by_key(self.callbacks)
+        wanted: dict[str, ICallback] = {}
+        if self.verbose:
+            wanted |= _shown_by(chosen)
+        if self.timeit:
+            wanted["_timer"] = parts.TimerCallback()
+        if self.check:
+            wanted |= {"_check": parts.CheckRunCallback(), "_verify_ranks": parts.VerifyRanksCallback()}
+        if self.overfit:
+            wanted["_overfit"] = parts.BatchOverfitCallback()
+        if self.profile and self.folder is not None:
+            wanted["_profiler"] = parts.ProfilerCallback(self.folder / "trace.json")
+        if self.non_finite == "locate":
+            wanted["_non_finite"] = parts.NonFiniteCallback()
+        if self.lr_scale is not None:
+            wanted["_lr_scale"] = parts.LRScaleCallback(self.lr_scale)
+        if self.hang_timeout_s is not None:
+            wanted["_hang"] = parts.HangCallback(self.hang_timeout_s)
+        if self.folder is not None and not holds(chosen, ICheckpointCallback):
+            wanted["_checkpoint"] = parts.CheckpointCallback(
+                self.folder,
+                mode="runner",
+                load_best_on_end=self.load_best_on_end,
+                max_hours=self.max_hours,
+                **self.selection,
+            )
+        return {**chosen, **wanted}
+
+    @cached_property
+    def all_loggers(self) -> dict[str, ILogger]:
+        """The loggers that are passed, and those of every run that none of them replaces."""
+        loggers: dict[str, ILogger | None] = {"console": ConsoleLogger()}
+        if self.folder is not None:
+            loggers |= {"csv": CSVLogger(self.folder), "tensorboard": TensorboardLogger(self.folder)}
+        if self.loggers is not None:
+            run_logs.check_loggers(self.loggers)
+        loggers |= self.loggers or {}
+        chosen = {key: each for key, each in loggers.items() if each is not None}
+        run_logs.check_loggers(chosen)  # passed and default loggers together
+        return chosen
+
+    def _check_values(self) -> None:
+        check_integers("train", log_every=self.log_every, accumulation_steps=self.accumulation_steps)
+        limits = {"num_epochs": self.num_epochs, "num_steps": self.num_steps, "num_samples": self.num_samples}
+        intervals = {"valid_every_steps": self.valid_every_steps, "epoch_steps": self.epoch_steps}
+        check_integers("train", or_none=True, **limits, **intervals)
+        check_numbers("train", above=0, or_none=True, max_hours=self.max_hours, gradient_clip=self.gradient_clip)
+        check_policy(self.non_finite)
+        check_source(self.resume_options)
+        if self.loss_reduction not in ("mean", "sum"):
+            raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {self.loss_reduction!r}")
+        _ = self.chosen_engine
+
+    def _check_files(self) -> None:
+        if self.resume == "auto" and self.folder is None:
+            raise ValueError('resume="auto" resumes from logdir: pass logdir=')
+        if self.resume is not None and self.resume != "auto":
+            source = as_path(self.resume)
+            # Not a URL, whose checkpoint is large, and not under a launcher, where others may not see the files.
+            if as_url(source) is None and ProcessEnvironment.read() is None:
+                find_checkpoint(source)
+        if self.folder is None and (self.profile or self.load_best_on_end or self.max_hours is not None):
+            raise ValueError("profile=True, load_best_on_end=True and max_hours write files: pass logdir=")
+        if holds(callbacks_by_key(self.callbacks), ICheckpointCallback):
+            for name, value in {"load_best_on_end": self.load_best_on_end, "max_hours": self.max_hours}.items():
+                if value:
+                    raise ValueError(f"train({name}={value}) does not reach your CheckpointCallback: pass it there")
+        elif self.folder is not None:
+            self._check_selection()
+
+    def _check_selection(self) -> None:
+        """Raise the errors of CheckpointCallback, but with the argument names of `train`."""
+        metric = self.selection["metric_key"]
+        if self.load_best_on_end and metric is None:
+            raise ValueError("load_best_on_end=True needs valid_loader and valid_metric to select the best checkpoint")
+        if metric is not None and self.selection["minimize"] is None:
+            raise ValueError(
+                f"pass minimize_valid_metric=True if a smaller {metric!r} is better, else minimize_valid_metric=False"
+            )
+
+    def _check_components(self) -> None:
+        if self.model is not None:
+            parameter_checks.check_optimizer(self.optimizer, self.model, self.criterion)
+        checks.check_scheduler(self.scheduler, self.optimizer)
+        if any(map(is_maker, (*as_dict(self.optimizer).values(), *as_dict(self.scheduler).values()))):
+            from runnerkit.steps.makers import check_makers  # late, as few runs need it
+
+            check_makers(self.optimizer, self.scheduler)
+        if self.loaders is None:
+            return
+        checks.check_callbacks(self.all_callbacks, checks.check_loaders(self.loaders))
+        trains_nothing = checks.check_trains(self.loaders, has_optimizer=self.optimizer is not None)
+        if trains_nothing is not None:
+            raise ValueError(trains_nothing)
+        if self.selection["loader_key"] is not None:
+            checks.check_loader_key(self.selection["loader_key"], self.loaders, reader="valid_loader")
+
+
+def callbacks_by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None) -> dict[str, ICallback]:
+    """Return callbacks with keys in the order of a list.
+
+    Raises:
+        TypeError: one callback that is not in a list.
+    """
+    if isinstance(callbacks, Mapping):
+        return dict(callbacks)
+    if isinstance(callbacks, ICallback):
+        raise TypeError(f"callbacks must be a list or a dict, got {type(callbacks).__name__}; put it in a list")
+    return {f"{position:02d}_{type(each).__name__}": each for position, each in enumerate(callbacks or ())}
+
+
+def holds(callbacks: Mapping[str, ICallback], kind: type[ICallback]) -> bool:
+    """Check if `callbacks` contains a callback of `kind`, wrapped or not."""
+    return any(isinstance(innermost(each), kind) for each in callbacks.values())
+
+
+def _shown_by(callbacks: Mapping[str, ICallback]) -> dict[str, ICallback]:
+    """Return what shows a run, except for those that `callbacks` have."""
+    shown: dict[str, ICallback] = {
+        "_model_summary": parts.ModelSummaryCallback(),
+        "_run_summary": parts.RunSummaryCallback(),
+    }
+    if not holds(callbacks, parts.RichDashboardCallback):
+        shown["_tqdm"] = parts.TqdmCallback()
+    return {key: each for key, each in shown.items() if not holds(callbacks, type(each))}
+
+
+def _is_inside(folder: Path | None, path: str | Path) -> bool:
+    if folder is None:
+        return False
+    if (url := as_url(path)) is not None:
+        return f"{url}/".startswith(f"{url_of(folder)}/")
+    return Path(path).resolve().is_relative_to(folder.resolve())
