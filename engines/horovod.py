@@ -16,13 +16,12 @@ from runnerkit.engine import EngineOptions, uncompiled
 from runnerkit.engines.adapters.horovod_batch_norm import SynchronizedBatchNorms
 from runnerkit.engines.adapters.horovod_launch import is_launched, rendezvous
 from runnerkit.engines.adapters.horovod_optimizer import DistributedStep, Operation
-from runnerkit.engines.adapters.horovod_tensors import import_horovod
-from runnerkit.engines.communicators.horovod import Horovod
+from runnerkit.engines.communicators.horovod import Horovod, import_horovod
 from runnerkit.engines.failures.exchange_watch import parameters_of
 from runnerkit.engines.launch.launchers import StartedElsewhere, StartedHere
 from runnerkit.engines.launch.several_processes import SeveralProcessesEngine
 from runnerkit.engines.process_environment import ProcessEnvironment
-from runnerkit.launcher import Launcher
+from runnerkit.job_process import Launcher
 
 __all__ = ["HorovodEngine"]
 
@@ -110,7 +109,7 @@ class HorovodEngine(SeveralProcessesEngine):
         if is_launched():
             environment = ProcessEnvironment.read()
             assert environment is not None, "a launcher must have started this process"
-            return StartedElsewhere(self, environment, self._watch)
+            return StartedElsewhere(self, environment)
         if self.op == "adasum":
             raise ValueError(
                 "op='adasum' needs MPI, but plain python starts processes over Gloo: start the script with "

@@ -1,7 +1,4 @@
-"""Exchange of tensors and values between the processes of a job.
-
-An engine *has* a communicator, so that the same operations run over gloo, nccl, Horovod or nothing at all.
-"""
+"""Exchange of tensors and values between the processes of a job."""
 
 from __future__ import annotations
 

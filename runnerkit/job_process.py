@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import closing
 from itertools import islice
@@ -10,7 +11,6 @@ from typing import TypeVar
 from torch import Tensor
 
 from runnerkit.communicator import Communicator, OneProcess, ReduceOp
-from runnerkit.launcher import Launcher, ThisProcess
 
 T = TypeVar("T")
 
@@ -58,11 +58,14 @@ class JobProcess:
         """
 
     def launcher(self) -> Launcher:
-        """Return what calls a function in the processes of the job, after :meth:`check`; asked at each launch."""
+        """Return the launcher of the job.
+
+        Called at each launch, after :meth:`check`, because a process reads how it was started from its environment.
+        """
         return ThisProcess(self)
 
     def launch(self, fn: Callable[[], T]) -> T:
-        """Call `fn` in every process of the job; return the result of rank zero.
+        """Call `fn` in every process of the job; return rank zero's result, or this rank's if they already run.
 
         Raises:
             Exception: the first exception of any process, with its traceback.
@@ -86,23 +89,27 @@ class JobProcess:
     def cleanup(self) -> None:
         """Leave the process group; safe to call twice."""
 
-    # Collectives.
+    # Collectives of the communicator; every rank must call.
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        """Reduce over processes into a new tensor; every rank must call."""
+        """Reduce over processes into a new tensor; see :meth:`.Communicator.reduce`."""
         return self.communicator.reduce(tensor, op)
 
     def start_sum(self, value: Tensor) -> Callable[[], Tensor]:
-        """Start to sum `value`, a small tensor on the device or in host memory, over processes; every rank must call.
-
-        Returns:
-            A function that waits for the sum; for one on a GPU, without a host synchronization.
-        """
+        """Start to sum over processes; see :meth:`.Communicator.start_sum`."""
         return self.communicator.start_sum(value)
 
     def gather_object(self, value: T) -> list[T]:
-        """Collect a picklable value of every process, by rank; every rank must call."""
+        """Collect a value of every process; see :meth:`.Communicator.gather`."""
         return self.communicator.gather(value)
+
+    def broadcast_object(self, value: T) -> T:
+        """Return rank zero's value; see :meth:`.Communicator.broadcast`."""
+        return self.communicator.broadcast(value)
+
+    def barrier(self) -> None:
+        """Wait for every process; see :meth:`.Communicator.barrier`."""
+        self.communicator.barrier()
 
     def gather_rounds(self, values: Generator[T, None, None]) -> Generator[list[T], None, None]:
         """Yield the list of all ranks' first values, by rank, then that of their second values, until all have ended.
@@ -112,14 +119,6 @@ class JobProcess:
         with closing(values):
             while gathered := [value for theirs in self.gather_object(list(islice(values, 1))) for value in theirs]:
                 yield gathered
-
-    def broadcast_object(self, value: T) -> T:
-        """Return rank zero's `value`, picklable; every rank must call."""
-        return self.communicator.broadcast(value)
-
-    def barrier(self) -> None:
-        """Wait for every process; every rank must call."""
-        self.communicator.barrier()
 
     # Failures and loaders.
 
@@ -147,3 +146,38 @@ class JobProcess:
     def settle(self) -> None:
         """Pause the engine's threads; called before a loader forks its workers."""
         self.communicator.settle()
+
+
+class Launcher(ABC):
+    """The interface of launchers, which call a function in the processes of a job."""
+
+    @abstractmethod
+    def launch(self, fn: Callable[[], T]) -> T:
+        """See :meth:`JobProcess.launch`."""
+
+    @abstractmethod
+    def stream(self, fn: Callable[[], Generator[T, None, None]]) -> Generator[list[T], None, None]:
+        """See :meth:`JobProcess.stream`."""
+
+
+class ThisProcess(Launcher):
+    """The calling process, as a job of its own.
+
+    Args:
+        process: leaves the job after each call.
+    """
+
+    def __init__(self, process: JobProcess) -> None:
+        self._process = process
+
+    def launch(self, fn: Callable[[], T]) -> T:
+        try:
+            return fn()
+        finally:
+            self._process.cleanup()
+
+    def stream(self, fn: Callable[[], Generator[T, None, None]]) -> Generator[list[T], None, None]:
+        try:
+            yield from self._process.gather_rounds(fn())
+        finally:
+            self._process.cleanup()

@@ -25,14 +25,9 @@ _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.
 
 
 class ProcessGroup(Communicator):
-    """The default process group, which :meth:`open` makes unless the user has called ``init_process_group``.
-
-    Attributes:
-        store: store of the group while one is open that :meth:`open` has made.
-    """
+    """The default process group, which :meth:`open` makes unless the user has called ``init_process_group``."""
 
     def __init__(self) -> None:
-        self.store: Store | None = None
         self._owns_group = False
         self._only_on: torch.device | None = None  # nccl sends tensors of its GPU only
 
@@ -63,7 +58,7 @@ class ProcessGroup(Communicator):
         elif "gloo" in backend and environment.address is not None:
             tell_gloo_the_interface(store, rank=rank, world_size=world_size, host=environment.address)
         self._make_group(backend, store, timeout, rank=rank, world_size=world_size)
-        self._owns_group, self.store = True, store
+        self._owns_group = True
         return store
 
     def _make_group(self, backend: str, store: Store, timeout: timedelta, *, rank: int, world_size: int) -> None:
@@ -91,7 +86,6 @@ class ProcessGroup(Communicator):
 
     def close(self) -> None:
         """Destroy the group if :meth:`open` made it; safe to call twice."""
-        self.store = None
         if dist.is_initialized():
             gc.collect()  # wrapped models hold the group in cycles; its threads must not live until exit
             if self._owns_group:

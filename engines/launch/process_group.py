@@ -19,7 +19,7 @@ from runnerkit.engines.launch.launchers import StartedElsewhere, StartedHere
 from runnerkit.engines.launch.parent import die_with_parent
 from runnerkit.engines.launch.several_processes import SeveralProcessesEngine
 from runnerkit.engines.process_environment import ProcessEnvironment
-from runnerkit.launcher import Launcher
+from runnerkit.job_process import Launcher
 from runnerkit.support.accelerator import default_device
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class ProcessGroupEngine(SeveralProcessesEngine, ABC):
     def launcher(self) -> Launcher:
         environment = ProcessEnvironment.read()
         if environment is not None:
-            return StartedElsewhere(self, environment, self._watch)
+            return StartedElsewhere(self, environment)
         return StartedHere(self.num_processes, variables=self._meeting_point())
 
     def _num_spawned(self) -> int:
@@ -135,7 +135,7 @@ class ProcessGroupEngine(SeveralProcessesEngine, ABC):
         backend, timeout_s = self.backend, self.timeout_s
         store = self.communicator.open(environment, device=self.device, backend=backend, timeout_s=timeout_s)
         if store is not None:
-            self._watch.open(store, environment, timeout_s=timeout_s)
+            self.watch_others(store, environment, timeout_s=timeout_s)
 
     def _choose_device(self, environment: ProcessEnvironment) -> torch.device:
         if not self._uses_cuda():

@@ -9,7 +9,7 @@ import torch
 
 from runnerkit.engine import EngineOptions, IEngine
 from runnerkit.engines.process_environment import ProcessEnvironment
-from runnerkit.launcher import Launcher, ThisProcess
+from runnerkit.job_process import Launcher, ThisProcess
 from runnerkit.support.accelerator import default_device, is_missing
 
 logger = logging.getLogger(__name__)

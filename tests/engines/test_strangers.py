@@ -26,7 +26,7 @@ class Fails(dl.Callback):
     def on_batch_end(self, runner):
         rank = runner.engine.rank
         if runner.batch_step == 2 and rank == 0:
-            store = runner.engine.communicator.store.underlying_store
+            store = runner.engine._store.underlying_store
             (folder / "new").write_text(f"{store.host} {store.port}")
             (folder / "new").rename(folder / "store")
         if runner.batch_step == 2 and rank == 1:

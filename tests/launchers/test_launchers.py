@@ -6,17 +6,17 @@ from contextlib import contextmanager
 
 import pytest
 
+from runnerkit import dl
 from runnerkit.engines import WorkerError
-from runnerkit.engines.failures.job_watch import JobWatch
 from runnerkit.engines.launch.launchers import StartedElsewhere, StartedHere
 from runnerkit.engines.process_environment import ProcessEnvironment
-from runnerkit.launcher import ThisProcess
+from runnerkit.job_process import ThisProcess
 
 PLACE = ProcessEnvironment("torchrun", 1, 1, 2)
 
 
 class Member:
-    """A member of a job of one process that records when it leaves."""
+    """A member of a job that records when it leaves, and knows the cause of every failure but an exit."""
 
     def __init__(self, events):
         self.events = events
@@ -28,19 +28,10 @@ class Member:
     def cleanup(self):
         self.events.append("left")
 
-
-class Watch:
-    """A watch that knows the cause of every failure but an exit."""
-
-    def __init__(self, events):
-        self.events = events
-
     def stand_down(self):
         self.events.append("stood down")
 
-    def root_cause(self, error, *, rank, world_size, leave):
-        assert (rank, world_size) == (1, 2)
-        leave()
+    def root_cause(self, error):
         return error if isinstance(error, WorkerError) else LookupError("in rank zero")
 
 
@@ -56,7 +47,7 @@ def events():
 @pytest.fixture(params=["this process", "started elsewhere"])
 def launcher(request, events):
     member = Member(events)
-    return ThisProcess(member) if request.param == "this process" else StartedElsewhere(member, PLACE, Watch(events))
+    return ThisProcess(member) if request.param == "this process" else StartedElsewhere(member, PLACE)
 
 
 def test_a_call_returns_its_result_and_leaves_the_job(launcher, events):
@@ -87,7 +78,7 @@ def test_a_job_of_one_process_fails_with_its_own_error(events):
 
 def test_a_process_started_elsewhere_fails_with_the_cause_of_another(events):
     """The watch does not stand down, so that torchrun ends as well."""
-    launcher = StartedElsewhere(Member(events), PLACE, Watch(events))
+    launcher = StartedElsewhere(Member(events), PLACE)
 
     with pytest.raises(LookupError, match="in rank zero"):
         launcher.launch(fails)
@@ -98,17 +89,15 @@ def test_a_process_started_elsewhere_fails_with_the_cause_of_another(events):
 def test_an_exit_in_the_middle_of_a_job_is_an_error(events):
     """The other processes still wait for this one."""
     with pytest.raises(WorkerError, match="rank 1"):
-        StartedElsewhere(Member(events), PLACE, Watch(events)).launch(lambda: sys.exit(0))
+        StartedElsewhere(Member(events), PLACE).launch(lambda: sys.exit(0))
 
 
-def test_without_a_store_an_error_is_its_own_cause(events):
-    """The watch of Horovod's processes has none."""
-    launcher = StartedElsewhere(Member(events), PLACE, JobWatch())
+def test_without_a_store_an_error_is_its_own_cause():
+    """Horovod's processes have none."""
+    launcher = StartedElsewhere(dl.HorovodEngine(2, device="cpu"), PLACE)
 
     with pytest.raises(ConnectionError, match="closed by peer"):
         launcher.launch(fails)
-
-    assert events == ["left"]
 
 
 def variables():
