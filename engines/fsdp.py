@@ -18,8 +18,7 @@ from torch.optim import Optimizer
 from runnerkit.engine import uncompiled
 from runnerkit.engines.launch.process_group import ProcessGroupEngine, ProcessGroupOptions
 from runnerkit.engines.sharding.gather_precision import GatherPrecision
-from runnerkit.engines.sharding.process_grid import ProcessGrid
-from runnerkit.engines.sharding.shard_policy import ShardPolicy, check_parameters, check_places
+from runnerkit.engines.sharding.shard_policy import ShardPolicy, check_parameters, check_places, mesh_sizes
 from runnerkit.metrics.reduction import Processes
 from runnerkit.models.parameters import check_shapes, is_trained
 from runnerkit.seeding.initialization import parameters_on_meta
@@ -98,8 +97,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         super().__init__(num_processes, **options)
         self._exchange.compares = False  # each process has the gradients of its shards
         self.policy = ShardPolicy(shard_modules, shard_min_parameters)
-        self._grid = ProcessGrid(replicas, tensor_parallel)
-        self._grid.check(self.num_processes)
+        self._mesh_sizes = mesh_sizes(self.num_processes, replicas=replicas, tensor_parallel=tensor_parallel)
         if plan and tensor_parallel == 1:
             raise ValueError("plan acts on the processes of tensor_parallel=2 or more; pass both, or neither")
         self._gathers = GatherPrecision(compute_dtype, precision=self.precision, engine=type(self).__name__)
@@ -129,7 +127,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         super().setup()
         from runnerkit.engines.sharding.meshes import dims_of, group_of, mesh_of  # half a second, for this engine only
 
-        self._mesh = mesh_of(self._grid.sizes, self.device, timeout_s=self.timeout_s)
+        self._mesh = mesh_of(self._mesh_sizes, self.device, timeout_s=self.timeout_s)
         if self.tensor_parallel > 1:
             from runnerkit.engines.sharding.tensor_plan import DataRanks
 
@@ -231,13 +229,11 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
 
         if not is_trained(model):
             return self.compiled(model)
-        options = self._options()
-        sharded: ShardedModel
         if self.never_whole:
             weights = None if self._kept is None else self._kept.take_weights(model)
-            sharded = MetaModel(model, seed=self._seed, weights=weights, **options)
+            sharded: ShardedModel = MetaModel(model, seed=self._seed, weights=weights, **self._options())
         else:
-            sharded = ShardedModel(model, **options)
+            sharded = ShardedModel(model, **self._options())
         self._sharded[id(sharded.module)] = sharded
         return self.compiled(sharded.module)
 
@@ -280,14 +276,12 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         # A forward pass that gathers would wait for ranks without a further batch.
-        sharded = self._of(model)
-        if sharded is not None:
+        if (sharded := self._of(model)) is not None:
             sharded.unshard()
         return model
 
     def training_model(self, model: nn.Module) -> nn.Module:
-        sharded = self._of(model)
-        if sharded is not None:
+        if (sharded := self._of(model)) is not None:
             sharded.reshard()
         return model
 
@@ -337,7 +331,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         self._first_step = None  # it communicates
         try:
             if self._mesh_alone is None:
-                self._mesh_alone = silent_mesh_of(self._grid.sizes, self.device, timeout_s=self.timeout_s)
+                self._mesh_alone = silent_mesh_of(self._mesh_sizes, self.device, timeout_s=self.timeout_s)
             self._mesh = self._mesh_alone
             with (
                 self._exchange.paused(),

@@ -39,9 +39,7 @@ class GatherPrecision:
         self.dtype = dtype
 
     def full_precision_units(self, model: nn.Module) -> list[nn.Module]:
-        """List the modules that need a unit in float32: batch norms, as torch rejects weights of another dtype than
-        that of their running statistics.
-        """
+        """List batch norms: torch rejects weights of another dtype than that of their running statistics."""
         if self.dtype is None:
             return []
         return [each for each in model.modules() if isinstance(each, BatchNorm) and each.affine]
@@ -50,7 +48,7 @@ class GatherPrecision:
         """Return the policy of a unit.
 
         Args:
-            is_root: the unit is the whole model, whose outputs are float32, for the criterion.
+            is_root: the unit is the model itself, whose outputs are float32, for the criterion.
             is_full: the unit is one of :meth:`full_precision_units`.
         """
         from torch.distributed.fsdp import MixedPrecisionPolicy  # half a second, for this engine only

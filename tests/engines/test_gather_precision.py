@@ -1,4 +1,4 @@
-"""FSDP2's precision and grid of processes, as parts of the engine."""
+"""FSDP2's precision and mesh of processes, without processes."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from runnerkit import dl
 from runnerkit.engines.sharding.gather_precision import GatherPrecision
-from runnerkit.engines.sharding.process_grid import ProcessGrid
+from runnerkit.engines.sharding.shard_policy import mesh_sizes
 
 BF16 = torch.bfloat16
 
@@ -36,11 +36,10 @@ def test_sums_of_gradients_outputs_and_batch_norms_stay_in_float32():
 
 
 @pytest.mark.parametrize(("replicas", "tensor_parallel"), [(1, 1), (2, 1), (1, 4), (2, 2)])
-def test_a_grid_has_the_dimensions_that_are_larger_than_one(replicas, tensor_parallel):
+def test_a_mesh_has_the_dimensions_that_are_larger_than_one(replicas, tensor_parallel):
     """The shards are the processes that are left."""
-    grid = ProcessGrid(replicas, tensor_parallel)
-
-    grid.check(8)
-
     sizes = {"replicas": replicas, "shards": -1, "tensor": tensor_parallel}
-    assert grid.sizes == {name: size for name, size in sizes.items() if size != 1}
+
+    found = mesh_sizes(8, replicas=replicas, tensor_parallel=tensor_parallel)
+
+    assert found == {name: size for name, size in sizes.items() if size != 1}
