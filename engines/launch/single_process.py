@@ -9,7 +9,7 @@ import torch
 
 from runnerkit.engine import EngineOptions, IEngine
 from runnerkit.engines.process_environment import ProcessEnvironment
-from runnerkit.job_process import Launcher, ThisProcess
+from runnerkit.job_process import Launcher
 from runnerkit.support.accelerator import default_device, is_missing
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class SingleProcessEngine(IEngine):
                 "%s started %d processes, but %s uses one: each trains separately; pass ddp=True to train together",
                 environment.launcher, environment.world_size, type(self).__name__,
             )  # fmt: skip
-        return ThisProcess(self)
+        return super().launcher()
 
     def _choose_device(self) -> torch.device:
         device = default_device() if self._wanted_device is None else torch.device(self._wanted_device)
