@@ -16,35 +16,29 @@ _SETTLE_S = 0.005
 
 
 class Communicator(ABC):
-    """The interface of communicators. Every rank must call each operation, in the same order."""
+    """The interface of communicators. Every rank must call each operation, in the same order.
+
+    An engine documents them: ``reduce``, ``start_sum``, ``gather_object``, ``broadcast_object`` and ``barrier``.
+    """
 
     @abstractmethod
-    def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        """Reduce over processes into a new tensor."""
+    def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor: ...
 
     @abstractmethod
-    def start_sum(self, value: Tensor) -> Callable[[], Tensor]:
-        """Start to sum `value`, a small tensor on the device or in host memory, over processes.
-
-        Returns:
-            A function that waits for the sum; for one on a GPU, without a host synchronization.
-        """
+    def start_sum(self, value: Tensor) -> Callable[[], Tensor]: ...
 
     @abstractmethod
-    def gather(self, value: T) -> list[T]:
-        """Collect a picklable value of every process, by rank."""
+    def gather(self, value: T) -> list[T]: ...
 
     @abstractmethod
-    def broadcast(self, value: T) -> T:
-        """Return rank zero's `value`, picklable."""
+    def broadcast(self, value: T) -> T: ...
 
     @abstractmethod
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite `tensors` with those of rank zero."""
 
     @abstractmethod
-    def barrier(self) -> None:
-        """Wait for every process."""
+    def barrier(self) -> None: ...
 
     def settle(self) -> None:
         """Pause the communicator's threads; called before this process forks.

@@ -89,26 +89,30 @@ class JobProcess:
     def cleanup(self) -> None:
         """Leave the process group; safe to call twice."""
 
-    # Collectives of the communicator; every rank must call.
+    # Collectives.
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        """Reduce over processes into a new tensor; see :meth:`.Communicator.reduce`."""
+        """Reduce over processes into a new tensor; every rank must call."""
         return self.communicator.reduce(tensor, op)
 
     def start_sum(self, value: Tensor) -> Callable[[], Tensor]:
-        """Start to sum over processes; see :meth:`.Communicator.start_sum`."""
+        """Start to sum `value`, a small tensor on the device or in host memory, over processes; every rank must call.
+
+        Returns:
+            A function that waits for the sum; for one on a GPU, without a host synchronization.
+        """
         return self.communicator.start_sum(value)
 
     def gather_object(self, value: T) -> list[T]:
-        """Collect a value of every process; see :meth:`.Communicator.gather`."""
+        """Collect a picklable value of every process, by rank; every rank must call."""
         return self.communicator.gather(value)
 
     def broadcast_object(self, value: T) -> T:
-        """Return rank zero's value; see :meth:`.Communicator.broadcast`."""
+        """Return rank zero's `value`, picklable; every rank must call."""
         return self.communicator.broadcast(value)
 
     def barrier(self) -> None:
-        """Wait for every process; see :meth:`.Communicator.barrier`."""
+        """Wait for every process; every rank must call."""
         self.communicator.barrier()
 
     def gather_rounds(self, values: Generator[T, None, None]) -> Generator[list[T], None, None]:
@@ -149,15 +153,13 @@ class JobProcess:
 
 
 class Launcher(ABC):
-    """The interface of launchers, which call a function in the processes of a job."""
+    """The interface of launchers, whose methods are those of :class:`JobProcess`."""
 
     @abstractmethod
-    def launch(self, fn: Callable[[], T]) -> T:
-        """See :meth:`JobProcess.launch`."""
+    def launch(self, fn: Callable[[], T]) -> T: ...
 
     @abstractmethod
-    def stream(self, fn: Callable[[], Generator[T, None, None]]) -> Generator[list[T], None, None]:
-        """See :meth:`JobProcess.stream`."""
+    def stream(self, fn: Callable[[], Generator[T, None, None]]) -> Generator[list[T], None, None]: ...
 
 
 class ThisProcess(Launcher):

@@ -1,4 +1,4 @@
-"""Launchers without an engine: what they call, and how each call ends."""
+"""Launchers, most of them without an engine: what they call, and how each call ends."""
 
 import os
 import sys
