@@ -300,11 +300,11 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         super().synchronize(optimizer)
 
     def step(self, optimizer: Optimizer) -> bool:
+        for sharded in self._sharded.values():
+            sharded.free_kept()
         if self._first_step is not None:
             named = chain.from_iterable(each.module.named_parameters() for each in self._sharded.values())
             self._first_step.check_gradients(optimizer, named)
-        for sharded in self._sharded.values():
-            sharded.free_kept()
         return super().step(optimizer)
 
     def backward(self, loss: torch.Tensor, optimizer: Optimizer | None = None) -> None:

@@ -22,7 +22,7 @@ from runnerkit.resume.overrides import Source, check_source
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.steps.budget import Budget
 from runnerkit.storage.remote.urls import as_url, local_path, url_of
-from runnerkit.support.arguments import check_integers, check_numbers
+from runnerkit.support.arguments import check_integers, check_mappings, check_numbers
 from runnerkit.types import Criterion, Model, Optimizers, Scheduler, as_dict, is_maker
 
 
@@ -175,6 +175,7 @@ class TrainOptions:
         intervals = {"valid_every_steps": self.valid_every_steps, "epoch_steps": self.epoch_steps}
         check_integers("train", or_none=True, **limits, **intervals)
         check_numbers("train", above=0, or_none=True, max_hours=self.max_hours, gradient_clip=self.gradient_clip)
+        check_mappings("train", hparams=self.hparams)
         check_policy(self.non_finite)
         check_source(self.resume_options)
         if self.loss_reduction not in ("mean", "sum"):

@@ -224,7 +224,8 @@ def test_a_refused_call_leaves_the_runner_as_it_was():
     runner = dl.SupervisedRunner()
     before = dict(vars(runner))
 
-    for refused in ({"log_every": 0}, {"resume": "auto"}, {"valid_loader": "valdi"}, {"loggers": {"csv": 3}}):
+    bad = ({"log_every": 0}, {"resume": "auto"}, {"valid_loader": "valdi"}, {"loggers": {"csv": 3}}, {"hparams": 3})
+    for refused in bad:
         with pytest.raises((ValueError, TypeError, KeyError)):
             train(runner=runner, **{"loaders": LOADERS, "gradient_clip": 1.0, "seed": 1, **refused})
 

@@ -75,6 +75,17 @@ def train(runner=None, *, batch_size=BATCH_SIZE, **options):
     return weights(tiny.train(runner=runner or Several(), **{**defaults, **options}).model)
 
 
+def test_callbacks_see_that_a_batch_has_stepped():
+    """From the end of the batch on."""
+    seen = []
+    note = at("on_batch_end", lambda runner: seen.append(runner.gradient_step.stepped_at == runner.batch_step))
+
+    train(callbacks=[note], num_epochs=1)
+
+    assert len(seen) == 6
+    assert all(seen)
+
+
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
 def test_several_steps_in_a_batch_are_those_of_a_hand_written_loop(dtype):
     """Bit for bit, clipped, in any precision; the autocast cache does not hold old weights."""

@@ -207,8 +207,8 @@ def follow(
     for group in optimizer.param_groups:
         for old in group["params"]:
             if convert is not None and old in optimizer.state:
-                new = parameters[old]
-                state[new] = {name: convert(value, new) for name, value in optimizer.state[old].items()}
+                kept, new = optimizer.state[old], parameters.get(old, old)  # others may belong to a frozen model
+                state[new] = kept if new is old else {name: convert(value, new) for name, value in kept.items()}
         group["params"] = [parameters.get(old, old) for old in group["params"]]  # the user may have added others
     for name, own in vars(optimizer).items():  # LBFGS steps on a list of its own
         if isinstance(own, list) and own and all(isinstance(each, nn.Parameter) and each in parameters for each in own):

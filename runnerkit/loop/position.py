@@ -1,4 +1,4 @@
-"""The position of a run: the only code that advances or restores its counters and the metrics of its epochs."""
+"""The position of a run: the only code that restores its counters, and that advances all but those of its steps."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ class _Values(Attributes):
 
 
 class Position:
-    """Counters and metrics of a run, which are public attributes of its runner and are written here only.
+    """Counters and metrics of a run, which are public attributes of its runner.
 
-    A pass counts its own batches and samples, in ``loader_*``. The runner is passed in: an object that referred to it
-    would keep its loaders' workers.
+    Who makes an optimizer step counts it in ``optimizer_step`` and ``stage_optimizer_step``; a pass counts its own
+    batches and samples, in ``loader_*``. All others are written here only. The runner is passed in: an object that
+    referred to it would keep its loaders' workers.
     """
 
     def __init__(self) -> None:

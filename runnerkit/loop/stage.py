@@ -163,6 +163,8 @@ def setup_stage(runner: IRunner, stage: str) -> bool:
     runner._loader_run.position.start_stage(runner)
     runner.need_early_stop = False
     runner._stage.weight_units = WeightUnits()
+    if runner._stage.given_hooks is None:
+        runner.engine.loss_factor = None  # an exception may have left one
     runner._stage.has_told_steps = runner._stage.has_checked_criterion = False
     _make_loaders(runner, stage)
     _make_model(runner, stage)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 import torch
@@ -75,10 +76,10 @@ def soft_update(target: nn.Module, source: nn.Module, tau: float) -> None:
     """
     if not 0 <= tau <= 1:
         raise ValueError(f"tau must be in [0, 1], got {tau}")
-    for part in (*target.modules(), *source.modules()):
-        reshard = getattr(part, "reshard", None)
-        if callable(reshard):  # of FSDP2: parameters that a forward pass gathered are copies of its shards
-            reshard()
+    if "torch.distributed.fsdp" in sys.modules:  # parameters that a forward pass gathered are copies of its shards
+        for part in (*target.modules(), *source.modules()):
+            if isinstance(part, sys.modules["torch.distributed.fsdp"].FSDPModule):
+                part.reshard()
     for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
         mine.lerp_(_placed_like(theirs, mine), tau)
 

@@ -78,13 +78,14 @@ class Learned:
 class GradientStep(ProcessState):
     """Weights of the losses of a pass in their optimizer steps; ``runner.gradient_step``, a new one for each pass.
 
-    Written by this class, except for the counts of steps: `stepped_at`, `num_steps` and `learned`.
+    Those who make steps write what counts them: `stepped_at`, `num_steps` and `learned`.
 
     Attributes:
         stepped_at: `batch_step` of the last optimizer step; -1 before the first.
         num_steps: optimizer steps that the batch made: several with ``learn`` only.
         is_idle: whether all samples of the current step belong to other processes; this one runs some with weight zero.
-        sizes: samples of each rank in the current step, None for an unknown number; None if all have a full batch.
+        sizes: samples of each rank in the current step, None for an unknown number; None if all have a full batch, or
+            if no weight depends on them.
         matter: whether weights can change a gradient.
         accumulate: whether a step may have several batches.
         has_steppers: whether an OptimizerCallback steps, and not ``handle_batch``.
@@ -132,7 +133,7 @@ class GradientStep(ProcessState):
             num_before: batches that ran before the run was interrupted.
         """
         engine, step = runner.engine, cls(runner._stage.weight_units)
-        step.outer_factor = engine.loss_factor
+        step.outer_factor, engine.loss_factor = engine.loss_factor, None
         if not runner.is_train_loader and not engine.never_whole:
             return step
         ranks, share = engine.data_parallel, share_of(runner.loader)

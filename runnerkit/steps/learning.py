@@ -113,6 +113,7 @@ def _count(runner: IRunner, optimizers: list[Any], step: GradientStep, loss: Ten
     made = max(learned.of_batch[id(each)] for each in optimizers)
     if made > step.num_steps:
         step.num_steps = made
+        step.stepped_at = runner.batch_step
         runner.optimizer_step += 1
         runner.stage_optimizer_step += 1
     learned.largest = loss if learned.largest is None else torch.maximum(learned.largest, loss)  # NaN, if one is

@@ -18,6 +18,9 @@ MESHES = {
         "meta": (1, 4, {"init": "meta"}),
     },
     4: {
+        "shards": (1, 2, {}),
+        "replicas": (1, 2, {"replicas": 2}),
+        "tensor": (2, 4, {}),
         "replicas of meta": (1, 2, {"init": "meta", "replicas": 2}),
         "tensor and meta": (2, 4, {"init": "meta"}),
     },
