@@ -11,6 +11,7 @@ from torch.optim import lr_scheduler
 
 from runnerkit import dl
 from runnerkit.checkpoints.file import load_checkpoint, save_checkpoint
+from tests.interrupt import Interrupt
 from tests.tiny import loader, mlp, train
 
 
@@ -56,6 +57,16 @@ def test_another_model_is_refused_with_the_names_of_what_differs(logdir, model, 
 
     assert f"{logdir / 'checkpoints' / 'model.0001.pth'} holds another model's weights; " in str(refused.value)
     assert files(logdir) == before
+
+
+def test_a_loader_that_lost_its_position_is_named(tmp_path):
+    """A list of batches cannot begin in the middle of the epoch in which a DataLoader was interrupted."""
+    saving = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=2)
+    with pytest.raises(KeyboardInterrupt):
+        train(loaders={"train": loader(16, 4)}, logdir=tmp_path, callbacks=[saving, Interrupt(3)])
+
+    with pytest.raises(TypeError, match="within loader 'train', which does not have a position"):
+        train(loaders={"train": [*loader(16, 4)]}, logdir=tmp_path, resume="auto")
 
 
 def test_shards_of_two_processes_are_held_against_model_and_settings_too(tmp_path, caplog, capfd):

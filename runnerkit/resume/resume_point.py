@@ -332,7 +332,13 @@ def setup_position(runner: IRunner) -> int:
     if snapshot is None or snapshot.within is None:
         return 0
     within, snapshot.within = snapshot.within, None
-    share_of(runner.loader).skip(within["position"])
+    share = share_of(runner.loader)
+    if not share.has_position:
+        raise TypeError(
+            f"the run was interrupted within loader {runner.loader_key!r}, which does not have a position now: resume "
+            "from a checkpoint of an epoch's end, or pass a DataLoader"
+        )
+    share.skip(within["position"])
     if runner.is_train_loader:
         _check_rest(runner, num_before=len(snapshot.state["rng"]), num_done=within["loader_batch_step"])
     runner.loader_batch_step = within["loader_batch_step"]

@@ -190,7 +190,7 @@ class WholeLoader(LoaderShare):
         raise TypeError("this loader does not have a position")
 
     def skip(self, position: PassPosition) -> None:
-        raise TypeError("this loader does not have a position: resume from a checkpoint of an epoch's end")
+        raise TypeError("this loader does not have a position")
 
 
 class AdaptedShare(LoaderShare):
