@@ -18,6 +18,7 @@ from runnerkit.engines.device import DeviceEngine
 from runnerkit.engines.horovod import HorovodEngine, HorovodOptions
 from runnerkit.engines.launch.process_group import ProcessGroupEngine, ProcessGroupOptions
 from runnerkit.engines.launch.single_process import SingleProcessEngine
+from runnerkit.models.parameters import is_trained
 
 __all__ = ["APEXEngine", "DataParallelAPEXEngine", "DistributedDataParallelAPEXEngine", "HorovodAPEXEngine"]
 
@@ -149,12 +150,15 @@ class DistributedDataParallelAPEXEngine(ProcessGroupEngine):
         super().__init__(num_processes, **with_apex(options, engine=type(self).__name__, device=device))
         self.ddp_kwargs = {**(ddp_kwargs or {}), "delay_allreduce": delay_allreduce}
         self.sync_bn = sync_bn
+        self._exchange.allows_unused = (
+            f"pass engine=dl.{type(self).__name__}(delay_allreduce=True), instead of ddp=True, apex=True"
+        )
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         return super().prepare_model(_with_sync_bn(model) if self.sync_bn else model)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        if not any(parameter.requires_grad for parameter in model.parameters()):
+        if not is_trained(model):
             return model
         wrapper: nn.Module = import_part("parallel").DistributedDataParallel(model, **self.ddp_kwargs)
         return wrapper

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Unpack
@@ -15,11 +16,15 @@ from torch.optim import Optimizer
 from runnerkit.engine import uncompiled
 from runnerkit.engines.adapters import comm_hooks
 from runnerkit.engines.launch.process_group import ProcessGroupEngine, ProcessGroupOptions
+from runnerkit.models.parameters import is_trained
 from runnerkit.support.torch_internals import has_gradient_hooks, has_no_buckets
 
 __all__ = ["DistributedDataParallelEngine"]
 
 logger = logging.getLogger(__name__)
+
+# DistributedDataParallel's message ends with the places of the parameters among those that are trained.
+_UNUSED = re.compile(r"(?s)finished reduction in the prior iteration.*did not receive grad for rank \d+: ([\d ]+)")
 
 
 class DistributedDataParallelOptions(ProcessGroupOptions, total=False):
@@ -75,11 +80,29 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
             **(ddp_kwargs or {}),
         }
         self.comm_hook: comm_hooks.CommHook | None = comm_hooks.checked(comm_hook)
+        self._exchange.allows_unused = (
+            f"pass engine=dl.{type(self).__name__}(find_unused_parameters=True), instead of ddp=True"
+        )
         # The user's own hook decides what is averaged, and among which ranks.
         self._exchange.compares = comm_hook is None or isinstance(comm_hook, str)
 
+    def explain(self, error: BaseException, models: dict[str, nn.Module]) -> str | None:
+        if (unused := _UNUSED.search(str(error))) is None:
+            return super().explain(error, models)
+        from runnerkit.checkpoints.weights import listed
+
+        places, names = {int(each) for each in unused[1].split()}, []
+        for key, model in models.items():
+            own = [name for name, each in self.unwrap(model).named_parameters() if each.requires_grad]
+            names += [f"{key}.{name}".lstrip(".") for place, name in enumerate(own) if place in places]
+        of_one = "one of " if len(models) > 1 else ""  # the message does not say which model it is about
+        return (
+            f"the step before did not use {of_one}the parameters {listed(names, 10)}: use them in each step, freeze "
+            f"them (requires_grad_(False)), or {self._exchange.allows_unused}"
+        )
+
     def wrap(self, model: nn.Module) -> nn.Module:
-        if not any(parameter.requires_grad for parameter in model.parameters()):
+        if not is_trained(model):
             return self.compiled(model)  # DDP rejects a module without gradients, such as a frozen teacher
         if self.comm_hook == "powersgd" and self.precision.skips_steps:
             raise ValueError(

@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 
 from runnerkit.engine import uncompiled
 from runnerkit.engines.launch.process_group import ProcessGroupEngine, ProcessGroupOptions
-from runnerkit.engines.sharding.shard_policy import ShardPolicy, check_parameters, check_places
+from runnerkit.engines.sharding.gather_precision import GatherPrecision
+from runnerkit.engines.sharding.shard_policy import ShardPolicy, check_parameters, check_places, mesh_sizes
 from runnerkit.metrics.reduction import Processes
-from runnerkit.models.parameters import check_shapes
-from runnerkit.precision import AMP, FP32
+from runnerkit.models.parameters import check_shapes, is_trained
 from runnerkit.seeding.initialization import parameters_on_meta
 from runnerkit.support.torch_internals import merge_dimensions
 from runnerkit.types import StateDict
@@ -97,40 +97,15 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         super().__init__(num_processes, **options)
         self._exchange.compares = False  # each process has the gradients of its shards
         self.policy = ShardPolicy(shard_modules, shard_min_parameters)
-        for name, size in (("replicas", replicas), ("tensor_parallel", tensor_parallel)):
-            if size < 1 or self.num_processes % size:
-                raise ValueError(
-                    f"{name} must divide the number of processes, got {size} for {self.num_processes}; "
-                    "pass 1 to shard over all of them"
-                )
-        if self.num_processes % (replicas * tensor_parallel):
-            raise ValueError(
-                f"replicas={replicas} times tensor_parallel={tensor_parallel} must divide the number of processes, "
-                f"{self.num_processes}"
-            )
+        self._mesh_sizes = mesh_sizes(self.num_processes, replicas=replicas, tensor_parallel=tensor_parallel)
         if plan and tensor_parallel == 1:
             raise ValueError("plan acts on the processes of tensor_parallel=2 or more; pass both, or neither")
-        if compute_dtype not in (None, torch.bfloat16):
-            raise ValueError(
-                f"compute_dtype must be torch.bfloat16 or None, got {compute_dtype}; "
-                "float16 needs a scaler: precision=AMP(torch.float16)"
-            )
-        if not isinstance(self.precision, FP32 | AMP) or (compute_dtype and not isinstance(self.precision, FP32)):
-            raise ValueError(
-                f"{type(self).__name__} accepts either precision=AMP(...) or compute_dtype=torch.bfloat16; "
-                f"got {type(self.precision).__name__} and {compute_dtype}"
-            )
+        self._gathers = GatherPrecision(compute_dtype, precision=self.precision, engine=type(self).__name__)
         self.reshard_after_forward = reshard_after_forward
         self.cpu_offload = cpu_offload
         self.replicas = replicas
         self.compute_dtype = compute_dtype
-        if init not in ("whole", "meta"):
-            raise ValueError(f"init must be 'whole' or 'meta', got {init!r}")
-        if init == "meta" and not shard_modules and shard_min_parameters is None:
-            raise ValueError(
-                "init='meta' needs shard_modules=[Block] or shard_min_parameters=..., as without them the whole model "
-                "is gathered in each step"
-            )
+        self.policy.check_init(init)
         self.tensor_parallel = tensor_parallel
         self.plan = plan
         self._data_ranks: Processes | None = None
@@ -152,7 +127,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         super().setup()
         from runnerkit.engines.sharding.meshes import dims_of, group_of, mesh_of  # half a second, for this engine only
 
-        self._mesh = mesh_of(self._mesh_sizes(), self.device, timeout_s=self.timeout_s)
+        self._mesh = mesh_of(self._mesh_sizes, self.device, timeout_s=self.timeout_s)
         if self.tensor_parallel > 1:
             from runnerkit.engines.sharding.tensor_plan import DataRanks
 
@@ -161,10 +136,6 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
             rows = torch.arange(self.num_processes).view(-1, self.tensor_parallel).T
             group = group_of(rows, timeout_s=self.timeout_s)
             self._data_ranks = DataRanks(self, size=self.tensor_parallel, group=group)
-
-    def _mesh_sizes(self) -> dict[str, int]:
-        sizes = {"replicas": self.replicas, "shards": -1, "tensor": self.tensor_parallel}
-        return {name: size for name, size in sizes.items() if size != 1}
 
     @property
     def data_parallel(self) -> Processes:
@@ -195,7 +166,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         return super().prepare_loader(loader, key=key, training=training or self.never_whole, seed=seed)
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
-        if not _is_trained(model):
+        if not is_trained(model):
             return super().prepare_model(model)
         check_shapes(model, type(self).__name__)
         return model  # it may be larger than the device: only its shards are moved there
@@ -207,7 +178,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         from runnerkit.engines.sharding.sharded_model import follow
         from runnerkit.models.shards import shard_like
 
-        trained = {key: model for key, model in models.items() if _is_trained(model)}
+        trained = {key: model for key, model in models.items() if is_trained(model)}
         self.policy.check(trained.values())
         check_parameters(trained, {key: self.policy.units(model) for key, model in trained.items()})
         check_places(models, on_meta=trained if self.never_whole else {})
@@ -256,15 +227,13 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         from runnerkit.engines.sharding.meta_model import MetaModel
         from runnerkit.engines.sharding.sharded_model import ShardedModel
 
-        if not _is_trained(model):
+        if not is_trained(model):
             return self.compiled(model)
-        options = self._options()
-        sharded: ShardedModel
         if self.never_whole:
             weights = None if self._kept is None else self._kept.take_weights(model)
-            sharded = MetaModel(model, seed=self._seed, weights=weights, **options)
+            sharded: ShardedModel = MetaModel(model, seed=self._seed, weights=weights, **self._options())
         else:
-            sharded = ShardedModel(model, **options)
+            sharded = ShardedModel(model, **self._options())
         self._sharded[id(sharded.module)] = sharded
         return self.compiled(sharded.module)
 
@@ -279,7 +248,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
             "policy": self.policy,
             "reshard_after_forward": self.reshard_after_forward,
             "cpu_offload": self.cpu_offload,
-            "compute_dtype": self.compute_dtype,
+            "precision": self._gathers,
         }
 
     def _divide(self, module: nn.Module) -> None:
@@ -307,14 +276,12 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         # A forward pass that gathers would wait for ranks without a further batch.
-        sharded = self._of(model)
-        if sharded is not None:
+        if (sharded := self._of(model)) is not None:
             sharded.unshard()
         return model
 
     def training_model(self, model: nn.Module) -> nn.Module:
-        sharded = self._of(model)
-        if sharded is not None:
+        if (sharded := self._of(model)) is not None:
             sharded.reshard()
         return model
 
@@ -364,7 +331,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         self._first_step = None  # it communicates
         try:
             if self._mesh_alone is None:
-                self._mesh_alone = silent_mesh_of(self._mesh_sizes(), self.device, timeout_s=self.timeout_s)
+                self._mesh_alone = silent_mesh_of(self._mesh_sizes, self.device, timeout_s=self.timeout_s)
             self._mesh = self._mesh_alone
             with (
                 self._exchange.paused(),
@@ -383,17 +350,9 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
             if sharded.has_held_gradients and any(id(shard) in mine for _, shard in sharded.pairs):
                 sharded.drop_held_gradients()
 
-    @contextmanager
-    def _holding(self, sharded: ShardedModel) -> Iterator[None]:
-        sharded.hold_gradients(True)
-        try:
-            yield
-        finally:
-            sharded.hold_gradients(False)
-
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         sharded = self._of(model)
-        return nullcontext() if sharded is None else self._holding(sharded)
+        return nullcontext() if sharded is None else sharded.holding_gradients()
 
     # State.
 
@@ -439,7 +398,3 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
             return sharded.load_foreign(folder, mesh=self._mesh)
         others = {"optimizer_state_dict", "trained_model_state_dict", "callbacks"} if only_weights else set[str]()
         return sharded.load(state, folder, mesh=self._mesh, but=others)
-
-
-def _is_trained(model: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in model.parameters())

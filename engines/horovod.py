@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Literal, TypeVar, Unpack, cast
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runnerkit.engine import EngineOptions, IEngine, uncompiled
+from runnerkit.engine import EngineOptions, uncompiled
 from runnerkit.engines.adapters.horovod_batch_norm import SynchronizedBatchNorms
 from runnerkit.engines.adapters.horovod_launch import is_launched, rendezvous
 from runnerkit.engines.adapters.horovod_optimizer import DistributedStep, Operation
-from runnerkit.engines.adapters.horovod_tensors import (
-    broadcast_tensors,
-    import_horovod,
-    reduce,
-)
-from runnerkit.engines.failures.exchange_watch import ExchangeWatch, parameters_of
-from runnerkit.engines.failures.failure import no_silent_exit, record
-from runnerkit.engines.launch.message_stream import spawn_rounds
-from runnerkit.engines.launch.spawn import spawn
+from runnerkit.engines.communicators.horovod import Horovod, import_horovod
+from runnerkit.engines.failures.exchange_watch import parameters_of
+from runnerkit.engines.launch.launchers import StartedElsewhere, StartedHere
+from runnerkit.engines.launch.several_processes import SeveralProcessesEngine
 from runnerkit.engines.process_environment import ProcessEnvironment
-from runnerkit.support.platform import refuse_windows
+from runnerkit.job_process import Launcher
 
 __all__ = ["HorovodEngine"]
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-_SETTLE_S = 0.005
-_MOST_SUMS = 64  # under way at a time
 
 
 class HorovodOptions(EngineOptions, total=False):
@@ -48,7 +38,7 @@ class HorovodOptions(EngineOptions, total=False):
     sync_bn: bool
 
 
-class HorovodEngine(IEngine):
+class HorovodEngine(SeveralProcessesEngine):
     """Several processes whose gradients Horovod averages.
 
     Under horovodrun, ``horovod.run`` or mpirun the engine joins the launched processes; under plain python or in a
@@ -70,8 +60,6 @@ class HorovodEngine(IEngine):
     4
     """
 
-    is_ddp = True
-
     def __init__(
         self,
         num_processes: int | None = None,
@@ -84,6 +72,7 @@ class HorovodEngine(IEngine):
         **options: Unpack[EngineOptions],
     ) -> None:
         super().__init__(**options)
+        self._exchange.compares = False  # every backward pass sends what optimizers hold
         if num_processes is not None and num_processes < 1:
             raise ValueError(f"num_processes must be >= 1, got {num_processes}; pass None for one per GPU")
         if device not in (None, "cuda", "cpu"):
@@ -96,10 +85,10 @@ class HorovodEngine(IEngine):
             raise ValueError(f"gradient_predivide_factor must be > 0 and finite, got {gradient_predivide_factor}")
         if gradient_predivide_factor != 1 and op != "average":
             raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor} needs op='average', got op={op!r}")
+        self.communicator = Horovod()
         self._uses_cuda = device == "cuda" or (device is None and torch.cuda.is_available())
         self.compression: Literal["fp16"] | None = compression
         self.op: Operation = op
-        self._num_sums = 0
         self.gradient_predivide_factor = gradient_predivide_factor
         self.sync_bn = sync_bn
         environment = ProcessEnvironment.read()
@@ -111,49 +100,22 @@ class HorovodEngine(IEngine):
         self._steps: dict[int, DistributedStep] = {}  # by id of the optimizer that prepare() returned
         self._waiting: dict[int, list[DistributedStep]] = {}  # by id of a model: the steps on its parameters
         self._batch_norms = SynchronizedBatchNorms()
-        self._exchange = ExchangeWatch(self, compares=False)  # every backward pass sends what optimizers hold
 
     def check(self) -> None:
-        refuse_windows("processes that train together")
         super().check()
         import_horovod()
 
-    def launch(self, fn: Callable[[], T]) -> T:
-        self.check()
+    def launcher(self) -> Launcher:
         if is_launched():
-            try:
-                with self._no_silent_exit():
-                    return fn()
-            finally:
-                self.cleanup()
-        self._check_no_mpi_needed()
-        with rendezvous(self.num_processes) as variables:
-            return spawn(fn, num_processes=self.num_processes, variables={}, variables_of=variables)
-
-    def stream(self, fn: Callable[[], Generator[T, None, None]]) -> Generator[list[T], None, None]:
-        self.check()
-        if is_launched():
-            try:
-                with self._no_silent_exit():
-                    yield from self.gather_rounds(fn())
-            finally:
-                self.cleanup()
-            return
-        self._check_no_mpi_needed()
-        with rendezvous(self.num_processes) as variables:
-            yield from spawn_rounds(fn, num_processes=self.num_processes, variables={}, variables_of=variables)
-
-    def _no_silent_exit(self) -> AbstractContextManager[None]:
-        environment = ProcessEnvironment.read()
-        assert environment is not None, "a launcher must have started this process"
-        return no_silent_exit(environment.rank, environment.world_size)
-
-    def _check_no_mpi_needed(self) -> None:
+            environment = ProcessEnvironment.read()
+            assert environment is not None, "a launcher must have started this process"
+            return StartedElsewhere(self, environment)
         if self.op == "adasum":
             raise ValueError(
                 "op='adasum' needs MPI, but plain python starts processes over Gloo: start the script with "
                 f"mpirun -np {self.num_processes} python, or horovodrun --mpi -np {self.num_processes} python"
             )
+        return StartedHere(self.num_processes, server=partial(rendezvous, self.num_processes))
 
     def setup(self) -> None:
         assert is_launched(), "call launch() first"
@@ -187,18 +149,17 @@ class HorovodEngine(IEngine):
         if self.precision.skips_steps:
             raise ValueError("op='adasum' steps during backward and cannot skip a step as float16 requires: use bf16")
 
-    def record_failure(self, error: BaseException) -> None:
-        if isinstance(error, Exception):  # SystemExit and KeyboardInterrupt are requests
-            record(error, rank=self.rank, world_size=self.world_size)
-
     def cleanup(self) -> None:
         # Horovod keeps running until the process ends: built with MPI, it cannot start twice in one process.
         super().cleanup()
-        self._exchange.close()
         for step in self._steps.values():
             step.let_go()
         self._steps, self._waiting = {}, {}
         self._batch_norms.put_back()
+
+    def what_may_differ(self) -> list[str]:
+        several = self.num_processes > 1
+        return ["Horovod fuses gradients as they arrive: set HOROVOD_FUSION_THRESHOLD=0"] if several else []
 
     # Components.
 
@@ -207,7 +168,7 @@ class HorovodEngine(IEngine):
             model = self._batch_norms.put_in(model)
         elif self.sync_bn:
             logger.warning("sync_bn=True is ignored: Horovod's SyncBatchNorm runs on GPUs only, but this is the CPU")
-        broadcast_tensors([*model.parameters(), *model.buffers()])
+        self.communicator.broadcast_tensors([*model.parameters(), *model.buffers()])
         return self.compiled(model)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -215,7 +176,7 @@ class HorovodEngine(IEngine):
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         # Batch statistics differ between ranks; evaluate rank zero's, which checkpoints hold.
-        broadcast_tensors(list(model.buffers()))
+        self.communicator.broadcast_tensors(list(model.buffers()))
         return model
 
     def prepare(
@@ -261,9 +222,6 @@ class HorovodEngine(IEngine):
 
     # A step.
 
-    def enter_training_loader(self, position: Callable[[], int]) -> None:
-        self._exchange.enter_loader()
-
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
         for step in self._steps.values():
             step.before_backward()
@@ -289,30 +247,3 @@ class HorovodEngine(IEngine):
             for step in self._waiting.get(id(model), ()):
                 stack.enter_context(step.without_communication())
             yield
-
-    # Collectives.
-
-    def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "min", "max"] = "sum") -> Tensor:
-        return reduce(tensor, op)
-
-    def start_sum(self, value: Tensor) -> Callable[[], Tensor]:
-        horovod = import_horovod()
-        self._num_sums += 1  # names of sums under way must differ
-        name = f"runnerkit.start_sum.{self._num_sums % _MOST_SUMS}"
-        handle = horovod.allreduce_async(value, op=horovod.Sum, name=name)
-        return lambda: cast(Tensor, horovod.synchronize(handle))
-
-    def gather_object(self, value: T) -> list[T]:
-        # Without a name Horovod uses the value's type as one, and ranks with different types never match.
-        return cast(list[T], import_horovod().allgather_object(value, name="runnerkit.gather_object"))
-
-    def broadcast_object(self, value: T) -> T:
-        return cast(T, import_horovod().broadcast_object(value, root_rank=0, name="runnerkit.broadcast_object"))
-
-    def barrier(self) -> None:
-        import_horovod().barrier()
-
-    def settle(self) -> None:
-        # Horovod's thread holds an interpreter lock while it frees the last collective's tensors. A worker forked at
-        # that moment inherits the locked lock, but not the thread.
-        time.sleep(_SETTLE_S)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runnerkit.job_process import JobProcess
 from runnerkit.metrics.reduction import Processes
 from runnerkit.models.parameters import check_shapes
 from runnerkit.models.regions import Regions, check_classes
@@ -27,8 +27,6 @@ from runnerkit.support.torch_internals import COMPILED
 from runnerkit.types import Batch, StateDict
 
 __all__ = ["IEngine"]
-
-T = TypeVar("T")
 
 
 class EngineOptions(TypedDict, total=False):
@@ -44,7 +42,7 @@ class EngineOptions(TypedDict, total=False):
     uneven_batches: Literal["drop", "pad"]
 
 
-class IEngine(ABC):
+class IEngine(JobProcess, ABC):
     """The base class of engines. The constructor validates; :meth:`setup` opens devices and process groups.
 
     Args:
@@ -62,9 +60,7 @@ class IEngine(ABC):
     Attributes:
         device: device of this process's model and batches; known after :meth:`setup`.
         in_use: True in a process in which a run is under way on the engine.
-        process_index: rank of this process in the job, 0 for the main process; also `rank`.
-        local_process_index: rank of this process on its machine.
-        num_processes: number of processes of the job; also `world_size`.
+        communicator, process_index, local_process_index, num_processes: as in :class:`.job_process.JobProcess`.
         is_ddp: True if processes train together.
         tensor_parallel: number of processes, of neighboring ranks, that work on the same samples.
         sharded_checkpoints: True if each process saves its own shard with :meth:`save_shards`.
@@ -75,9 +71,6 @@ class IEngine(ABC):
     """
 
     is_ddp: bool = False
-    process_index: int = 0
-    local_process_index: int = 0
-    num_processes: int = 1
     tensor_parallel: int = 1
     sharded_checkpoints: bool = False
     never_whole: bool = False
@@ -123,60 +116,15 @@ class IEngine(ABC):
         return f"{type(self).__name__}(device={str(self.device)!r}, rank={self.rank}, world_size={self.world_size})"
 
     @property
-    def rank(self) -> int:
-        """Same as `process_index`."""
-        return self.process_index
-
-    @property
-    def is_master_process(self) -> bool:
-        """Same as `is_main_process`."""
-        return self.is_main_process
-
-    @property
-    def world_size(self) -> int:
-        """Same as `num_processes`."""
-        return self.num_processes
-
-    @property
-    def is_main_process(self) -> bool:
-        """True for rank 0, which writes files."""
-        return self.process_index == 0
-
-    @property
     def data_parallel(self) -> Processes:
         """The processes among which data is divided, for sums over samples: this engine itself, unless several
         processes work on the same samples (tensor parallelism)."""
         return self
 
-    # Processes: launch runs in the caller's process, the rest in each process of the job.
+    # Requirements and devices: check runs in the caller's process, the rest in each process of the job.
 
     def check(self) -> None:
-        """Check that this machine has the packages and GPUs that the engine needs, without starting processes.
-
-        Raises:
-            ImportError, RuntimeError: a requirement is missing; the message tells how to meet it.
-        """
         self.precision.check()
-
-    @abstractmethod
-    def launch(self, fn: Callable[[], T]) -> T:
-        """Call `fn` in every process of the job; return the result of rank zero.
-
-        Raises:
-            Exception: the first exception of any process, with its traceback.
-        """
-
-    @abstractmethod
-    def stream(self, fn: Callable[[], Generator[T, None, None]]) -> Generator[list[T], None, None]:
-        """Iterate over `fn()` in every process of the job; yield the list of their first values, by rank, then that of
-        their second values, and so on. Processes that have ended are left out. Nothing starts before the first request.
-
-        Every process that called this gets the values: only the caller if the engine starts the others, but all under
-        a launcher, where all must take the same number.
-
-        Raises:
-            Exception: like :meth:`launch`.
-        """
 
     @abstractmethod
     def setup(self) -> None:
@@ -194,62 +142,19 @@ class IEngine(ABC):
         self.precision.cleanup()
         self.switches.restore()
 
-    @abstractmethod
-    def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "min", "max"] = "sum") -> Tensor:
-        """Reduce over processes into a new tensor; every rank must call."""
+    # Remedies, which only the engine knows.
 
-    @abstractmethod
-    def start_sum(self, value: Tensor) -> Callable[[], Tensor]:
-        """Start to sum `value`, a small tensor on the device or in host memory, over processes; every rank must call.
+    def what_may_differ(self) -> list[str]:
+        """List what may differ between runs although torch's algorithms are deterministic, with a remedy for each."""
+        return []
 
-        Returns:
-            A function that waits for the sum; for one on a GPU, without a host synchronization.
-        """
-
-    @abstractmethod
-    def gather_object(self, value: T) -> list[T]:
-        """Collect a picklable value of every process, by rank; every rank must call."""
-
-    def gather_rounds(self, values: Generator[T, None, None]) -> Generator[list[T], None, None]:
-        """Yield the list of all ranks' first values, by rank, then that of their second values, until all have ended.
-
-        Ranks whose `values` have ended are left out. Every rank must take all rounds.
-        """
-        with closing(values):
-            while gathered := [value for theirs in self.gather_object(list(islice(values, 1))) for value in theirs]:
-                yield gathered
-
-    @abstractmethod
-    def broadcast_object(self, value: T) -> T:
-        """Return rank zero's `value`, picklable; every rank must call."""
-
-    @abstractmethod
-    def barrier(self) -> None:
-        """Wait for every process; every rank must call."""
-
-    def record_failure(self, error: BaseException) -> None:
-        """Report `error` to the other processes, or to the one that started this, before anything else can fail.
-
-        Called before ``on_exception``. If `error` is about another process that did not answer, this may take seconds
-        and adds the position of that process to it.
-        """
-
-    def enter_training_loader(self, position: Callable[[], int]) -> None:
-        """Start training on a loader; every rank must call.
+    def explain(self, error: BaseException, models: dict[str, nn.Module]) -> str | None:
+        """Return what to do about an error that the engine's wrappers raise in a training step; None for any other.
 
         Args:
-            position: returns the number of the current batch; called in a thread.
+            models: results of :meth:`prepare`.
         """
-
-    def leave_training_loader(self, num_batches: int, *, key: str) -> None:
-        """Wait until every process has finished training on loader `key`; every rank must call.
-
-        Raises:
-            ValueError: the processes differ in the number of batches.
-        """
-
-    def settle(self) -> None:
-        """Pause the engine's threads; called before a loader forks its workers."""
+        return None
 
     # Components.
 
@@ -409,9 +314,9 @@ class IEngine(ABC):
         with self.precision.accumulate(), self.no_sync(model):
             yield
 
-    @abstractmethod
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which gradients of `model`, a result of :meth:`prepare`, are not synchronized."""
+        return nullcontext()
 
     @contextmanager
     def training_alone(
@@ -485,28 +390,6 @@ class IEngine(ABC):
     def load_state_dict(self, state: StateDict) -> None:
         """Load a :meth:`state_dict`."""
         self.precision.load_state_dict(state)
-
-
-class OneProcessEngine(IEngine):
-    """Base of engines for a job of one process, whose collectives have nobody to wait for."""
-
-    def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "min", "max"] = "sum") -> Tensor:
-        return tensor.clone()
-
-    def start_sum(self, value: Tensor) -> Callable[[], Tensor]:
-        return lambda: value
-
-    def gather_object(self, value: T) -> list[T]:
-        return [value]
-
-    def broadcast_object(self, value: T) -> T:
-        return value
-
-    def barrier(self) -> None:
-        pass
-
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
-        return nullcontext()
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

@@ -1,17 +1,18 @@
 """The layers of the architecture: the imports that each module may have, checked in the source."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 # From low to high; a module imports from lower layers and from its own.
 LAYERS = [
     {"types", "errors", "version", "torchvision_cpu", "support", "seeding"},
-    {"precision", "metrics", "warmup"},
+    {"communicator", "precision", "metrics", "warmup"},
     {"storage"},
     {"checkpoints", "sampling"},
     {"data"},
-    {"engine", "callback", "logger", "models"},
+    {"engine", "job_process", "callback", "logger", "models"},
     {"history"},
     {"runner", "loop", "resume", "passes", "steps"},
     {"engines", "callbacks", "loggers", "contrib"},  # but these do not import from one another
@@ -81,8 +82,15 @@ def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
             yield from ((name, node.lineno, node not in inner) for name in names)
 
 
+def named_in_strings(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield (module, line) of strings that are a dotted name of the package."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and re.fullmatch(r"runnerkit(\.\w+)+", str(node.value)):
+            yield str(node.value), node.lineno
+
+
 def violations(root: Path) -> list[str]:
-    """List every import against the layers, as "file:line: why"."""
+    """List every import against the layers, and every name of an upper module in a string, as "file:line: why"."""
     found = []
     for name, path in modules(root):
         layer = _layer(name)
@@ -93,6 +101,9 @@ def violations(root: Path) -> list[str]:
             reason = _why_not(name, layer, module, is_top_level)
             if reason is not None:
                 found.append(f"{path.name}:{line}: {name} imports {module}: {reason}")
+        for module, line in named_in_strings(path):
+            if (target := _layer(module)) is not None and layer < target < len(LAYERS):
+                found.append(f"{path.name}:{line}: {name} names {module} in a string: against the layers")
     return found
 
 

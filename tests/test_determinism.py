@@ -73,3 +73,11 @@ def test_what_torch_does_not_know_of_is_warned_about(caplog):
 
     assert "selects the fastest kernels" in autotuned and "use cpu=True" in device
     assert "deterministic" not in caplog.text
+
+
+def test_an_engine_names_what_its_own_communication_may_change():
+    """Horovod's order of sums depends on time, unless there is one process only."""
+    several, alone = dl.HorovodEngine(2, device="cpu"), dl.HorovodEngine(1, device="cpu")
+
+    assert what_may_differ(several) == ["Horovod fuses gradients as they arrive: set HOROVOD_FUSION_THRESHOLD=0"]
+    assert what_may_differ(alone) == what_may_differ(dl.DistributedDataParallelEngine(2, device="cpu")) == []

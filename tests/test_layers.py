@@ -23,6 +23,7 @@ def test_every_import_follows_the_layers():
         ("runnerkit/metrics/means.py", "from runnerkit.runner import IRunner", "against the layers"),
         ("runnerkit/metrics/means.py", "from runnerkit import runner", "against the layers"),
         ("runnerkit/engine.py", "def late():\n    from runnerkit.engines.ddp import spawn", "against the layers"),
+        ("runnerkit/engine.py", 'AT = "runnerkit.engines.ddp"', "in a string"),
         ("runnerkit/runner.py", "from runnerkit.supervised import SupervisedRunner", "against the layers"),
         ("engines/ddp.py", "import runnerkit", "facades"),
         ("engines/ddp.py", "from runnerkit import dl", "facades"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from runnerkit.engines.adapters.horovod_tensors import import_horovod
+from runnerkit.engines.communicators.horovod import import_horovod
 from runnerkit.support.torch_internals import BatchNorm, children
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from runnerkit.engines.adapters.horovod_tensors import import_horovod
+from runnerkit.engines.communicators.horovod import import_horovod
 from runnerkit.engines.launch.network import LOOPBACK
 from runnerkit.engines.process_environment import ProcessEnvironment
 

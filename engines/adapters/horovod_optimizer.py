@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runnerkit.engines.adapters.horovod_tensors import SendableGradients, import_horovod
+from runnerkit.engines.communicators.horovod import SendableGradients, import_horovod
 from runnerkit.types import StateDict
 
 Operation: TypeAlias = Literal["average", "sum", "adasum"]

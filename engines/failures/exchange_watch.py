@@ -28,7 +28,7 @@ _METHODS = (
 )
 _UNUSED = (
     "If a forward pass leaves parameters unused, no gradient is averaged, and {} are missing. Use them in each "
-    "step, freeze them, or pass engine=dl.{}(find_unused_parameters=True), instead of ddp=True. Otherwise: "
+    "step, freeze them, or {}. Otherwise: "
 )
 
 
@@ -46,10 +46,13 @@ class ExchangeWatch:
 
     Args:
         compares: gradients must be equal on all ranks.
+    Attributes:
+        allows_unused: what the user can do to leave parameters unused, as an imperative.
     """
 
     def __init__(self, engine: IEngine, *, compares: bool) -> None:
         self.compares = compares
+        self.allows_unused = "let the engine allow it"
         self._engine = engine
         self._modules: Mapping[str, nn.Module] = {}
         self._exchanged: set[Tensor] = set()
@@ -152,7 +155,7 @@ class ExchangeWatch:
         unlike = [each for each, is_unlike in zip(parameters, differ.tolist(), strict=True) if is_unlike]
         if unlike:
             unused = [each for each in parameters if each.requires_grad and each.grad is None]
-            hint = _UNUSED.format(self._named(unused), type(self._engine).__name__) if unused else ""
+            hint = _UNUSED.format(self._named(unused), self.allows_unused) if unused else ""
             raise ValueError(f"{self._named(unlike)} differ between ranks in a step. {hint}{_METHODS}")
 
     def check_unused(self, modules: Iterable[nn.Module]) -> None:

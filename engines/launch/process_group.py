@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import socket
-import time
 from abc import ABC
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import Any, Literal, TypeVar, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed import Store  # type: ignore[attr-defined]  # public, though not in torch's __all__
+from torch import nn
 from torch.optim import Optimizer
 
-from runnerkit.engine import EngineOptions, IEngine
-from runnerkit.engines.failures.exchange_watch import ExchangeWatch
-from runnerkit.engines.failures.failure import no_silent_exit, record
-from runnerkit.engines.failures.lockstep import Lockstep
-from runnerkit.engines.failures.root_cause import root_cause, tell_early
-from runnerkit.engines.failures.watchdog import AgentWatch, is_needed
-from runnerkit.engines.launch.message_stream import spawn_rounds
-from runnerkit.engines.launch.network import keep_gloo_on_this_machine, tell_gloo_the_interface
+from runnerkit.engine import EngineOptions
+from runnerkit.engines.communicators.process_group import ProcessGroup, check_backend
+from runnerkit.engines.launch.launchers import StartedElsewhere, StartedHere
 from runnerkit.engines.launch.parent import die_with_parent
-from runnerkit.engines.launch.rendezvous import open_store
-from runnerkit.engines.launch.spawn import spawn
+from runnerkit.engines.launch.several_processes import SeveralProcessesEngine
 from runnerkit.engines.process_environment import ProcessEnvironment
-from runnerkit.loop.stop_signals import Stopped
+from runnerkit.job_process import Launcher
 from runnerkit.support.accelerator import default_device
-from runnerkit.support.platform import refuse_windows
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-_SETTLE_S = 0.005
-_MOST_OF = 0.9  # a timeout has passed
-_OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 
 
 class ProcessGroupOptions(EngineOptions, total=False):
@@ -54,7 +36,7 @@ class ProcessGroupOptions(EngineOptions, total=False):
     timeout_s: float
 
 
-class ProcessGroupEngine(IEngine, ABC):
+class ProcessGroupEngine(SeveralProcessesEngine, ABC):
     """Base of the engines whose processes form a process group.
 
     Under plain python or in a notebook it spawns the processes itself; under torchrun, srun or mpirun, or in processes
@@ -70,7 +52,7 @@ class ProcessGroupEngine(IEngine, ABC):
         options: as in IEngine.
     """
 
-    is_ddp = True
+    communicator: ProcessGroup
 
     def __init__(
         self,
@@ -98,14 +80,9 @@ class ProcessGroupEngine(IEngine, ABC):
         self.port = port
         self.backend = backend
         self.timeout_s = timeout_s
-        self._owns_group = False
-        self._watch: AgentWatch | None = None
-        self._store: Store | None = None
-        self._lockstep: Lockstep | None = None
-        self._exchange = ExchangeWatch(self, compares=True)
+        self.communicator = ProcessGroup()
 
     def check(self) -> None:
-        refuse_windows("processes that train together")
         super().check()
         device = default_device()
         if self._wanted_device is None and device.type not in ("cpu", "cuda"):
@@ -116,57 +93,13 @@ class ProcessGroupEngine(IEngine, ABC):
         if self.devices is not None and not torch.cuda.is_available():
             raise RuntimeError(f"devices={list(self.devices)} are GPUs, but torch sees none; omit devices")
         if self.backend is not None:
-            _check_backend(self.backend, uses_cuda=self._uses_cuda())
+            check_backend(self.backend, uses_cuda=self._uses_cuda())
 
-    def launch(self, fn: Callable[[], T]) -> T:
-        self.check()
+    def launcher(self) -> Launcher:
         environment = ProcessEnvironment.read()
         if environment is not None:
-            try:
-                with no_silent_exit(environment.rank, environment.world_size):
-                    result = fn()
-                self._stand_down()
-                return result
-            except BaseException as error:
-                cause = self._root_cause(error)
-                if cause is error:
-                    raise
-                raise cause from cause.__cause__
-            finally:
-                self.cleanup()
-        return spawn(fn, num_processes=self.num_processes, variables=self._meeting_point())
-
-    def stream(self, fn: Callable[[], Generator[T, None, None]]) -> Generator[list[T], None, None]:
-        self.check()
-        environment = ProcessEnvironment.read()
-        if environment is None:
-            yield from spawn_rounds(fn, num_processes=self.num_processes, variables=self._meeting_point())
-            return
-        try:
-            with no_silent_exit(environment.rank, environment.world_size):
-                yield from self.gather_rounds(fn())
-            self._stand_down()
-        except GeneratorExit:  # closing the generator early is not a failure
-            self._stand_down()
-            raise
-        finally:
-            self.cleanup()
-
-    def record_failure(self, error: BaseException) -> None:
-        if isinstance(error, Exception):  # SystemExit and KeyboardInterrupt are requests
-            if self._store is not None:
-                tell_early(error, store=self._store, rank=self.rank, world_size=self.world_size)
-            record(error, rank=self.rank, world_size=self.world_size)
-
-    def _root_cause(self, error: BaseException) -> BaseException:
-        if self._store is None or isinstance(error, Stopped):
-            return error
-        place = {"rank": self.rank, "world_size": self.world_size}
-        return root_cause(error, store=self._store, leave=self.cleanup, **place)
-
-    def _stand_down(self) -> None:
-        if self._watch is not None:
-            self._watch.stand_down()  # not after a failure: then it makes sure that torchrun ends too
+            return StartedElsewhere(self, environment)
+        return StartedHere(self.num_processes, variables=self._meeting_point())
 
     def _num_spawned(self) -> int:
         if self.devices is not None:
@@ -199,49 +132,10 @@ class ProcessGroupEngine(IEngine, ABC):
         self.local_process_index = environment.local_rank
         self.num_processes = environment.world_size
         self.open_device(self._choose_device(environment))
-        if not dist.is_initialized():
-            timeout = timedelta(seconds=self.timeout_s)
-            backend = self.backend or ("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
-            store = open_store(environment, timeout=timeout)
-            if "gloo" in backend and environment.is_on_one_machine:
-                keep_gloo_on_this_machine()
-            elif "gloo" in backend and environment.address is not None:
-                tell_gloo_the_interface(
-                    store, rank=environment.rank, world_size=environment.world_size, host=environment.address
-                )
-            self._open_group(backend, store, timeout)
-            self._owns_group = True
-            self._store = store
-            if environment.is_on_one_machine:  # across machines, the store may become unreachable
-                self._lockstep = Lockstep(
-                    store, rank=environment.rank, world_size=environment.world_size, timeout_s=self.timeout_s
-                )
-            self._watch = AgentWatch() if is_needed() else None  # now, as all workers of this machine have started
-        elif not self._owns_group:
-            _check_given_group(environment)
-
-    def _open_group(self, backend: str, store: Store, timeout: timedelta) -> None:
-        """Make the process group; every rank must call this.
-
-        Raises:
-            ConnectionError: a rank has ended since it joined the store, or did not call this within `timeout`.
-        """
-        rank, world_size, began = self.process_index, self.num_processes, time.monotonic()
-        store.set(_here(rank), "")
-        try:
-            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-        except RuntimeError as error:
-            where = f"rank {rank} of {world_size} cannot make the process group"
-            try:
-                missing = [str(each) for each in range(world_size) if not store.check([_here(each)])]
-            except RuntimeError:
-                raise ConnectionError(f"{where}: rank 0, which serves the job's store, has ended") from error
-            if not missing or time.monotonic() - began < _MOST_OF * timeout.total_seconds():
-                raise  # not for a rank that is late
-            raise ConnectionError(
-                f"{where}: rank {', '.join(missing)} is missing after {timeout.total_seconds():g} s; it has ended, and "
-                "its output says why, or it is slow: the engine's timeout_s= sets this limit"
-            ) from error
+        backend, timeout_s = self.backend, self.timeout_s
+        store = self.communicator.open(environment, device=self.device, backend=backend, timeout_s=timeout_s)
+        if store is not None:
+            self.watch_others(store, environment, timeout_s=timeout_s)
 
     def _choose_device(self, environment: ProcessEnvironment) -> torch.device:
         if not self._uses_cuda():
@@ -266,57 +160,12 @@ class ProcessGroupEngine(IEngine, ABC):
 
     def cleanup(self) -> None:
         super().cleanup()
-        self._exchange.close()
-        if self._lockstep is not None:
-            self._lockstep.close()
-        self._lockstep = self._store = None
-        if dist.is_initialized():
-            self._compiled.clear()
-            gc.collect()  # wrapped models hold the group in cycles; its threads must not live until exit
-            if self._owns_group:
-                dist.destroy_process_group()
-            else:
-                self.settle()  # the user's script may end next, and a thread that waits for its lock would abort it
-        self._owns_group = False
-
-    def reduce(self, tensor: Tensor, op: Literal["sum", "mean", "min", "max"] = "sum") -> Tensor:
-        reduced = tensor.clone()
-        dist.all_reduce(reduced, op=_OPERATIONS[op])
-        return reduced / self.num_processes if op == "mean" else reduced
-
-    def start_sum(self, value: Tensor) -> Callable[[], Tensor]:
-        total = value.to(self.device, copy=True) if self.backend == "nccl" else value.clone()
-        work: Any = dist.all_reduce(total, async_op=True)  # typed as an optional, which it is without async_op
-
-        def wait() -> Tensor:
-            work.wait()
-            return total
-
-        return wait
-
-    def gather_object(self, value: T) -> list[T]:
-        gathered: list[Any] = [None] * self.num_processes
-        dist.all_gather_object(gathered, value)
-        return gathered
-
-    def broadcast_object(self, value: T) -> T:
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+        self._compiled.clear()  # these models hold the group
+        self.communicator.close()
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         """Broadcast the buffers of rank zero, in one message per dtype; every rank must call this."""
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for buffer in module.buffers():
-            by_dtype.setdefault(buffer.dtype, []).append(buffer)
-        for buffers in by_dtype.values():
-            flat = torch.cat([buffer.flatten() for buffer in buffers])
-            dist.broadcast(flat, src=0)
-            for buffer, part in zip(buffers, torch.split(flat, [buffer.numel() for buffer in buffers]), strict=True):
-                buffer.copy_(part.view_as(buffer))
-
-    def barrier(self) -> None:
-        dist.barrier()
+        self.communicator.broadcast_tensors([*module.buffers()])
 
     def prepare(
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
@@ -329,55 +178,6 @@ class ProcessGroupEngine(IEngine, ABC):
     def training_alone(self, models: Any, optimizers: Any) -> Iterator[dict[str, nn.Module]]:
         with self._exchange.paused(), super().training_alone(models, optimizers) as modules:
             yield modules
-
-    def enter_training_loader(self, position: Callable[[], int]) -> None:
-        self._exchange.enter_loader()
-        if self._lockstep is not None:
-            self._lockstep.enter(position)
-
-    def leave_training_loader(self, num_batches: int, *, key: str) -> None:
-        if self._lockstep is not None:
-            self._lockstep.leave(num_batches, key=key)
-
-    def settle(self) -> None:
-        # A gloo thread briefly holds an interpreter lock while it frees the last collective's tensors. A worker forked
-        # at that moment inherits the lock but not the thread, and hangs (CPython 3.11, 1 fork in thousands).
-        time.sleep(_SETTLE_S)
-
-
-def _here(rank: int) -> str:
-    return f"runnerkit/here/{rank}"
-
-
-def _check_given_group(environment: ProcessEnvironment) -> None:
-    """Raise if the user's process group gives this process another rank or world size than the launcher's job."""
-    given, launched = (dist.get_rank(), dist.get_world_size()), (environment.rank, environment.world_size)
-    if given != launched:
-        raise ValueError(
-            f"init_process_group made this process rank {given[0]} of {given[1]}, but {environment.launcher} rank "
-            f"{launched[0]} of {launched[1]}: unset RANK and WORLD_SIZE, or leave init_process_group to the engine"
-        )
-
-
-def _check_backend(backend: str, *, uses_cuda: bool) -> None:
-    """Raise if torch was built without this backend, or if the backend cannot send CPU tensors and the run is on CPU.
-
-    Args:
-        backend: as in torch: "gloo", or by device: "cpu:gloo,cuda:nccl".
-    """
-    names = {part.rpartition(":")[2].lower() for part in backend.split(",")}
-    built = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}
-    missing = sorted(name for name in names if name in built and not built[name]())
-    if missing:
-        raise RuntimeError(
-            f"backend={backend!r} needs {missing[0].upper()}, but this torch ({torch.__version__}) was built without "
-            "it; omit backend, which uses gloo on the CPU, or install a torch that has it"
-        )
-    if names == {"nccl"} and not uses_cuda:
-        raise RuntimeError(
-            f"backend={backend!r} sends GPU tensors only, but this run is on the CPU; omit backend, which uses gloo "
-            "there"
-        )
 
 
 def _check_meeting_point(num_processes: int | None, address: str | None, port: int | None) -> None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 import torch
 
-from runnerkit.engine import EngineOptions, OneProcessEngine
+from runnerkit.engine import EngineOptions, IEngine
 from runnerkit.engines.process_environment import ProcessEnvironment
+from runnerkit.job_process import Launcher
 from runnerkit.support.accelerator import default_device, is_missing
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
-
-class SingleProcessEngine(OneProcessEngine):
+class SingleProcessEngine(IEngine):
     """Base of the engines that train in the calling process.
 
     Args:
@@ -35,28 +33,14 @@ class SingleProcessEngine(OneProcessEngine):
         super().check()
         self._choose_device()
 
-    def launch(self, fn: Callable[[], T]) -> T:
-        self._check_start()
-        try:
-            return fn()
-        finally:
-            self.cleanup()
-
-    def stream(self, fn: Callable[[], Generator[T, None, None]]) -> Generator[list[T], None, None]:
-        self._check_start()
-        try:
-            yield from self.gather_rounds(fn())
-        finally:
-            self.cleanup()
-
-    def _check_start(self) -> None:
-        self.check()
+    def launcher(self) -> Launcher:
         environment = ProcessEnvironment.read()
         if environment is not None and environment.world_size > 1:
             logger.warning(
                 "%s started %d processes, but %s uses one: each trains separately; pass ddp=True to train together",
                 environment.launcher, environment.world_size, type(self).__name__,
             )  # fmt: skip
+        return super().launcher()
 
     def _choose_device(self) -> torch.device:
         device = default_device() if self._wanted_device is None else torch.device(self._wanted_device)

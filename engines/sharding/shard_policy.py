@@ -45,6 +45,16 @@ class ShardPolicy:
             units.append(module)
             taken.update(free)
 
+    def check_init(self, init: str) -> None:
+        """Raise unless the engine's `init` is known and has units to work on."""
+        if init not in ("whole", "meta"):
+            raise ValueError(f"init must be 'whole' or 'meta', got {init!r}")
+        if init == "meta" and not self.modules and self.min_parameters is None:
+            raise ValueError(
+                "init='meta' needs shard_modules=[Block] or shard_min_parameters=..., as without them the whole model "
+                "is gathered in each step"
+            )
+
     def check(self, models: Iterable[nn.Module]) -> None:
         """Raise if none of the models contains an instance of a class.
 
@@ -56,6 +66,27 @@ class ShardPolicy:
 
 def _is_called(module: nn.Module) -> bool:
     return not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict)
+
+
+def mesh_sizes(num_processes: int, *, replicas: int, tensor_parallel: int) -> dict[str, int]:
+    """Return the sizes of the device mesh by dimension; -1 is what is left for the shards.
+
+    Raises:
+        ValueError: a size does not divide the number of processes.
+    """
+    for name, size in (("replicas", replicas), ("tensor_parallel", tensor_parallel)):
+        if size < 1 or num_processes % size:
+            raise ValueError(
+                f"{name} must divide the number of processes, got {size} for {num_processes}; "
+                "pass 1 to shard over all of them"
+            )
+    if num_processes % (replicas * tensor_parallel):
+        raise ValueError(
+            f"replicas={replicas} times tensor_parallel={tensor_parallel} must divide the number of processes, "
+            f"{num_processes}"
+        )
+    sizes = {"replicas": replicas, "shards": -1, "tensor": tensor_parallel}
+    return {name: size for name, size in sizes.items() if size != 1}
 
 
 def check_parameters(models: dict[str, nn.Module], units: dict[str, list[nn.Module]]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, cast
 
@@ -10,13 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from runnerkit.engines.sharding.gather_precision import GatherPrecision
 from runnerkit.engines.sharding.shard_policy import ShardPolicy
 from runnerkit.models.shards import chunk, local, shard_like, whole
-from runnerkit.support.torch_internals import BatchNorm, drop_held_gradients
+from runnerkit.support.torch_internals import drop_held_gradients
 from runnerkit.types import StateDict
 
 
@@ -30,7 +32,7 @@ class ShardedModel:
         policy: the units to gather and free as one.
         reshard_after_forward: whether a unit's parameters are freed until its backward pass gathers them again.
         cpu_offload: keep shards, gradients and the optimizer's state in host memory.
-        compute_dtype: dtype of parameters and activations in forward and backward; None means the parameters' dtype.
+        precision: precision in which weights are gathered.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class ShardedModel:
         policy: ShardPolicy,
         reshard_after_forward: bool,
         cpu_offload: bool,
-        compute_dtype: torch.dtype | None,
+        precision: GatherPrecision,
     ) -> None:
         self.own = own
         self._device = torch.device(mesh.device_type)
@@ -57,19 +59,18 @@ class ShardedModel:
             divide(self.module)
         offload: OffloadPolicy = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
         offload = offload if cpu_offload else OffloadPolicy()
-        precision = _precision(compute_dtype)
-        batch_norms = _batch_norms(self.module) if compute_dtype else []
-        for unit in [*batch_norms, *(each for each in policy.units(self.module) if each not in batch_norms)]:
+        full = precision.full_precision_units(self.module)
+        for unit in [*full, *(each for each in policy.units(self.module) if each not in full)]:
             fully_shard(
                 unit,
                 mesh=mesh,
-                mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False) if unit in batch_norms else precision,
+                mp_policy=precision.policy(is_full=unit in full),
                 offload_policy=offload,
                 reshard_after_forward=reshard_after_forward,
             )
-        # The criterion gets float32. The root unit is not freed, as its backward pass comes next.
-        precision = _precision(compute_dtype, output_dtype=torch.float32 if compute_dtype else None)
-        fully_shard(self.module, mesh=mesh, mp_policy=precision, offload_policy=offload, reshard_after_forward=False)
+        # The root unit is not freed, as its backward pass comes next.
+        root = precision.policy(is_root=True)
+        fully_shard(self.module, mesh=mesh, mp_policy=root, offload_policy=offload, reshard_after_forward=False)
         self._kept = [cast(FSDPModule, self.module)] if reshard_after_forward else self._units()
         self._fill()
         # Stored, as the module holds full parameters while they are gathered. By name, a tied one under each of them.
@@ -153,10 +154,15 @@ class ShardedModel:
             if type(mine).set_extra_state is not nn.Module.set_extra_state:
                 theirs.set_extra_state(mine.get_extra_state())
 
-    def hold_gradients(self, holds: bool) -> None:
-        """Turn on or off that backward passes keep full gradients in this process, for a later pass to reduce."""
-        self.has_held_gradients = self.has_held_gradients or holds
-        cast(FSDPModule, self.module).set_requires_gradient_sync(not holds)
+    @contextmanager
+    def holding_gradients(self) -> Iterator[None]:
+        """Let backward passes keep full gradients in this process, for a later pass to reduce."""
+        self.has_held_gradients = True
+        cast(FSDPModule, self.module).set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            cast(FSDPModule, self.module).set_requires_gradient_sync(True)
 
     def drop_held_gradients(self) -> None:
         """Discard gradients that were held and never reduced."""
@@ -172,17 +178,6 @@ class ShardedModel:
         sent = tensor.detach().to(self._device).contiguous()
         dist.broadcast(sent, src=0)
         tensor.copy_(sent)
-
-
-def _precision(dtype: torch.dtype | None, *, output_dtype: torch.dtype | None = None) -> MixedPrecisionPolicy:
-    if dtype is None:
-        return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=output_dtype)
-
-
-def _batch_norms(module: nn.Module) -> list[nn.Module]:
-    # Separate units in float32, like their running statistics: torch rejects weights of another dtype.
-    return [each for each in module.modules() if isinstance(each, BatchNorm) and each.affine]
 
 
 def _copy(own: nn.Module) -> nn.Module:

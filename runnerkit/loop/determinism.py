@@ -49,8 +49,7 @@ def what_may_differ(engine: IEngine) -> list[str]:
         )
     if "max-autotune" in str((engine.compile_arguments or {}).get("mode", "")):
         found.append("torch.compile in mode 'max-autotune' selects the fastest kernels in each run: leave out mode")
-    if engine.num_processes > 1 and type(engine).__name__.startswith("Horovod"):
-        found.append("Horovod fuses gradients as they arrive: set HOROVOD_FUSION_THRESHOLD=0")
+    found += engine.what_may_differ()
     if engine.device.type == "mps":
         found.append("torch does not provide deterministic algorithms for this device: use cpu=True")
     return found

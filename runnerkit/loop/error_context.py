@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from runnerkit.checkpoints.weights import listed
 from runnerkit.precision import FP32
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
 
-# DistributedDataParallel's message ends with the places of the parameters among those that are trained.
-_UNUSED = re.compile(r"(?s)finished reduction in the prior iteration.*did not receive grad for rank \d+: ([\d ]+)")
 # Messages of plain RuntimeErrors that torch raises for the CPU's allocator and CUDA's libraries.
 _MEMORY_ERRORS = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
@@ -44,8 +40,8 @@ def add_context(runner: IRunner, error: BaseException) -> None:
             "train: let forward choose: self.model(x, part='encode'). self.engine.unwrap(self.model) has the "
             "model's attributes, to be read"
         )
-    elif unused := _UNUSED.search(str(error)):
-        error.add_note(_what_allows_unused(runner, {int(each) for each in unused[1].split()}))
+    elif explained := runner.engine.explain(error, as_dict(runner._stage.training_model)):
+        error.add_note(explained)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -106,19 +102,6 @@ def _what_needs_less(runner: IRunner) -> str:
         if not runner.engine.sharded_checkpoints:
             remedies.append("FullyShardedDataParallelEngine, if weights and optimizer state take most of it")
     return f"out of memory on {runner.engine.device}{of_batch}. To use less: {'; '.join(remedies)}"
-
-
-def _what_allows_unused(runner: IRunner, places: set[int]) -> str:
-    trained, names = as_dict(runner._stage.training_model), []
-    for key, model in trained.items():
-        own = [name for name, each in runner.engine.unwrap(model).named_parameters() if each.requires_grad]
-        names += [f"{key}.{name}".lstrip(".") for place, name in enumerate(own) if place in places]
-    of_one = "one of " if len(trained) > 1 else ""  # the message does not say which model it is about
-    return (
-        f"the step before did not use {of_one}the parameters {listed(names, 10)}: use them in each step, freeze them "
-        f"(requires_grad_(False)), or pass engine=dl.{type(runner.engine).__name__}(find_unused_parameters=True), "
-        "instead of ddp=True"
-    )
 
 
 def _described(batch: Any) -> str:

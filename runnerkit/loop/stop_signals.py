@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.support.exit_codes import INTERRUPTED, PREEMPTED
-from runnerkit.support.platform import signals
+from runnerkit.support.platform import ASKS_A_RUN, signals
 
 if TYPE_CHECKING:
     from runnerkit.engine import IEngine
@@ -111,6 +111,7 @@ def heeded(ask: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, before[signal.Signals(number)])
             signal.raise_signal(number)  # os.kill would end the process on Windows, whatever the handler
 
+    setattr(handle, ASKS_A_RUN, True)  # a loader's worker inherits the handler
     for number in before:
         signal.signal(number, handle)
     try:

@@ -104,3 +104,12 @@ def get_nn_from_ddp_module(model: nn.Module) -> nn.Module:
     while isinstance(model, DataParallel | DistributedDataParallel):
         model = model.module
     return model
+
+
+def is_trained(model: nn.Module) -> bool:
+    """Return whether any parameter requires gradients; a frozen teacher has none.
+
+    >>> is_trained(nn.Linear(1, 1)), is_trained(nn.ReLU())
+    (True, False)
+    """
+    return any(parameter.requires_grad for parameter in model.parameters())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import Tensor, nn
 
 from runnerkit.callback import CallbackOrder, ICallback, IMetricCallback, innermost
-from runnerkit.engine import IEngine, OneProcessEngine
+from runnerkit.engine import IEngine
 from runnerkit.loop.loader_metrics import reduce_metrics
 from runnerkit.passes.scratch_runner import scratch_copy
 from runnerkit.seeding.generators import derive_seed, keep_rng, set_global_seed
@@ -63,7 +63,7 @@ def _takes_part(callback: ICallback) -> bool:
     return callback.order < CallbackOrder.Backward or isinstance(innermost(callback), IMetricCallback)
 
 
-class Alone(OneProcessEngine):
+class Alone(IEngine):
     """An engine that acts as a single process, with the device and precision of another engine.
 
     Args:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from runnerkit.support.platform import ASKS_A_RUN
 from runnerkit.support.torch_internals import raise_if_a_worker_was_killed
 
 _LOOK_EVERY_S = 5.0
@@ -85,4 +86,4 @@ def _is_there(pid: int) -> bool:
 
 def _is_free(number: signal.Signals) -> bool:
     handler = signal.getsignal(number)
-    return handler == signal.SIG_DFL or getattr(handler, "__module__", "") == "runnerkit.loop.stop_signals"
+    return handler == signal.SIG_DFL or getattr(handler, ASKS_A_RUN, False)

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 
+ASKS_A_RUN = "asks_a_run"  # attribute of a handler of signals: they ask the run of its process to stop
 _OPEN_ELSEWHERE_S = 2.0  # time that Windows waits for a virus scanner or another reader to close a file
 _PAUSE_S = 0.02
 

@@ -290,3 +290,19 @@ def test_ranks_that_would_train_on_unequal_numbers_of_batches_are_refused():
     """The error comes before the first batch; otherwise one rank would wait for the other until the timeout."""
     with pytest.raises(ValueError, match=r"loader 'train' has \[2, 1\] batches on the ranks"):
         train(runner=Uneven(), num_processes=2, loaders=None)
+
+
+@pytest.mark.parametrize(
+    ("engine", "argument"),
+    [
+        (dl.DistributedDataParallelEngine, "find_unused_parameters=True"),
+        (dl.DistributedDataParallelAMPEngine, "find_unused_parameters=True"),
+        (dl.DistributedDataParallelAPEXEngine, "delay_allreduce=True"),
+    ],
+)
+def test_an_engine_names_the_argument_of_its_own_that_allows_unused_parameters(engine, argument):
+    """It is one that the engine accepts."""
+    allows = engine(2, device="cpu")._exchange.allows_unused
+
+    assert allows.startswith(f"pass engine=dl.{engine.__name__}({argument}), instead of ddp=True")
+    assert engine(2, device="cpu", **{argument.split("=")[0]: True})

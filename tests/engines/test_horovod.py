@@ -8,6 +8,7 @@ from sklearn.metrics import accuracy_score
 from torch import nn
 
 from runnerkit import dl
+from runnerkit.communicator import OneProcess
 from tests.engines import horovod_cases as cases
 from tests.engines import test_closures as closures
 from tests.engines.horovod_cases import BATCH_SIZE, NUM_SAMPLES
@@ -230,12 +231,10 @@ class Shared(nn.Module):
 
 
 @pytest.fixture
-def on_a_gpu(monkeypatch):
+def on_a_gpu():
     """Return an engine that swaps batch norms as on a GPU, in one process and without communication."""
-    from runnerkit.engines import horovod
-
-    monkeypatch.setattr(horovod, "broadcast_tensors", lambda tensors: None)
     engine = dl.HorovodEngine(device="cpu", sync_bn=True)
+    engine.communicator = OneProcess()
     engine.device = torch.device("cuda")
     return engine
 

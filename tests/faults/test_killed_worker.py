@@ -66,7 +66,7 @@ def test_a_data_worker_that_is_killed_is_the_cause_on_both_ranks(tmp_path, scrip
 
 INTERRUPTED = """
 import signal, threading
-from runnerkit.engines.launch import process_group
+from runnerkit.engines.launch import several_processes
 
 def raise_again(number, frame):
     raise RuntimeError("a worker of a loader has ended")
@@ -89,7 +89,7 @@ def interrupted(error, **place):
         sender.join()
 
 if os.environ["RANK"] == "0":
-    root_cause, process_group.root_cause = process_group.root_cause, interrupted
+    root_cause, several_processes.root_cause = several_processes.root_cause, interrupted
 
 class Fails(dl.Callback):
     def on_batch_end(self, runner):

@@ -9,7 +9,8 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 
 from runnerkit import dl
-from runnerkit.engines.launch import process_group, spawn
+from runnerkit.engines.communicators.process_group import ProcessGroup
+from runnerkit.engines.launch import spawn
 from runnerkit.loop import experiment
 from tests.free_port import free_port
 from tests.tiny import classification, loader, train
@@ -124,7 +125,7 @@ def test_a_rank_that_failed_and_does_not_end_is_ended(monkeypatch):
 def end_before_the_group(rank):
     """Let a rank end after it has joined the others' store."""
     if os.environ["RANK"] == str(rank):
-        process_group.ProcessGroupEngine._open_group = lambda *_, **__: os._exit(3)
+        ProcessGroup._make_group = lambda *_, **__: os._exit(3)
     fit(timeout_s=4)
 
 

@@ -1,0 +1,1 @@
+"""Communicators: a process group of torch.distributed, and Horovod."""

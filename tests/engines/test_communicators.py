@@ -1,0 +1,94 @@
+"""The five operations of communicators, and their state, without an engine."""
+
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from runnerkit import dl
+from runnerkit.communicator import OneProcess
+from runnerkit.engines.communicators.horovod import Horovod, import_horovod
+from runnerkit.engines.communicators.process_group import ProcessGroup
+from runnerkit.engines.process_environment import ProcessEnvironment
+from tests.engines.together import together
+
+
+def operations(communicator, rank):
+    """Call every operation; the results are closed forms of rank and number of processes."""
+    own = torch.tensor([1.0, 3.0], dtype=torch.float64) * (rank + 1)
+    results = {op: communicator.reduce(own, op).tolist() for op in ("sum", "mean", "min", "max")}
+    sums = [communicator.start_sum(own + number) for number in range(3)]  # under way at a time
+    results["sums"] = [wait().tolist() for wait in sums]
+    results["gathered"] = communicator.gather("zero" if rank == 0 else {"rank": rank})
+    results["received"] = communicator.broadcast({"from": rank})
+    tensors = [torch.full((2, 2), float(rank)), torch.tensor(rank), torch.full((3,), 7.0 + rank)]
+    communicator.broadcast_tensors(tensors)
+    results["tensors"] = [each.tolist() for each in tensors]
+    communicator.barrier()
+    communicator.settle()
+    return results, own.tolist()
+
+
+def in_a_process_group():
+    environment, communicator = ProcessEnvironment.read(), ProcessGroup()
+    options = {"device": torch.device("cpu"), "backend": None, "timeout_s": 60}
+    opened = [communicator.open(environment, **options) is not None for _ in range(2)]
+    results = operations(communicator, environment.rank)
+    was_open = dist.is_initialized()
+    communicator.close()
+    communicator.close()
+    return results, opened, [was_open, dist.is_initialized()]
+
+
+def over_horovod():
+    import_horovod().init()
+    return operations(Horovod(), import_horovod().rank())
+
+
+def expected(num_processes):
+    own = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    total = own * (1 if num_processes == 1 else 3)
+    return {
+        "sum": total.tolist(), "mean": (total / num_processes).tolist(), "min": own.tolist(),
+        "max": (own * num_processes).tolist(),
+        "sums": [(total + num_processes * number).tolist() for number in range(3)],
+        "gathered": ["zero", {"rank": 1}][:num_processes], "received": {"from": 0},
+        "tensors": [[[0.0, 0.0], [0.0, 0.0]], 0, [7.0, 7.0, 7.0]],
+    }  # fmt: skip
+
+
+def test_one_process_gets_its_own_values():
+    """The result of a reduction is a new tensor, as with several processes."""
+    results, own = operations(OneProcess(), 0)
+    value = torch.ones(2)
+
+    assert results == expected(1)
+    assert own == [1.0, 3.0]
+    assert OneProcess().reduce(value).data_ptr() != value.data_ptr()
+
+
+def test_a_process_group_sums_gathers_and_broadcasts():
+    """Opening it again changes nothing, and closing it ends the group that it made."""
+    (results, own), opened, states = together(in_a_process_group)
+
+    assert results == expected(2)
+    assert own == [1.0, 3.0]
+    assert opened == [True, False]
+    assert states == [True, False]
+
+
+@pytest.mark.horovod
+@pytest.mark.slow
+def test_horovod_sums_gathers_and_broadcasts():
+    """The results are those of a process group."""
+    results, own = dl.HorovodEngine(2, device="cpu").launch(over_horovod)
+
+    assert results == expected(2)
+    assert own == [1.0, 3.0]
+
+
+@pytest.mark.parametrize("engine", [dl.CPUEngine(), dl.DistributedDataParallelEngine(2), dl.HorovodEngine(2)])
+def test_a_closed_communicator_travels_with_its_engine(engine):
+    """An engine is pickled for the processes that it starts."""
+    assert type(pickle.loads(pickle.dumps(engine.communicator))) is type(engine.communicator)
