@@ -135,8 +135,8 @@ class LoaderMeans:
         if weight is None:
             self._sums[keys] = known[0].add_(values, alpha=batch_size), known[1] + batch_size
         else:
-            number = torch.as_tensor(weight).detach().to(known[0])
-            self._sums[keys] = known[0].add_(values * number), known[1] + number
+            number = (weight.detach() if isinstance(weight, Tensor) else torch.as_tensor(weight)).to(known[0])
+            self._sums[keys] = known[0].addcmul_(values, number), known[1] + number
         if self.first_non_finite is not None:
             self.first_non_finite.add(keys, values.reshape(-1), batch_step)
 

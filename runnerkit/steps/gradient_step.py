@@ -256,7 +256,7 @@ class SumOfShares:
         if not is_asked:
             self._surplus += 0.0 if share is None else share - 1.0
             return
-        self._asked += share
+        self._asked = self._asked + share if self._num_asked else share
         self._num_asked += 1
         if is_last:
             self._mean_asked = total_share(runner, self._asked)
@@ -287,7 +287,8 @@ def _checked(weight: Any) -> float | Tensor:
     if isinstance(weight, Tensor):
         if weight.numel() != 1:
             raise ValueError(f"batch_weight must be a number or a tensor of one, got shape {tuple(weight.shape)}")
-        return _on_device(weight, weight.device).reshape(())
+        weight = _on_device(weight, weight.device)
+        return weight.reshape(()) if weight.ndim else weight
     if isinstance(weight, bool) or not isinstance(weight, Real):
         raise TypeError(f"batch_weight must be a number or a tensor of one, got {type(weight).__name__}")
     number = float(weight)
@@ -300,6 +301,8 @@ def total_share(runner: IRunner, share: float | Tensor) -> Any:
     """Start to sum the shares of all ranks; return a function that waits for their mean, a number or a () tensor."""
     ranks = runner.engine.data_parallel
     total = ranks.start_sum(_on_device(share, ranks.device))
+    if ranks.device.type == "cpu":
+        return lambda: total().item() / ranks.num_processes
     return lambda: total() / ranks.num_processes
 
 
@@ -312,7 +315,8 @@ def divisor_of(total: Any) -> Any:
 
 def _on_device(value: float | Tensor, device: torch.device) -> Tensor:
     if isinstance(value, Tensor):
-        return value.detach().to(device, widest_float(device))
+        value = value.detach() if value.requires_grad else value
+        return value.to(device, widest_float(device))
     return torch.full((), value, dtype=widest_float(device), device=device)  # without a copy from the host
 
 
