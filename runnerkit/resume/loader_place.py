@@ -16,29 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class LoaderPlace:
-    """The place within a loader; in a checkpoint, a dict of these fields.
+    """The place within a loader; a checkpoint holds a dict of these fields, and before 0.2 those without a default."""
 
-    Attributes:
-        key: of the loader.
-        order: of its samples, which the run that resumes must have as well; None if the loader does not tell.
-        position: of the next batch, as the loader's share describes it for all processes.
-        loader_batch_step, loader_sample_step: counters of the pass.
-        is_ended: whether a callback has ended this pass.
-        ends_stage: whether the stage ends after it.
-        is_validated: whether the evaluation loaders have run since the last step; None if unknown.
-        means: sums of the metrics so far, of each process.
-    """
-
-    # Those with a default are absent before 0.2.
-    key: str
-    order: Order | None = None
-    position: PassPosition
+    key: str  # of the loader
+    order: Order | None = None  # of its samples, which the run that resumes must have as well; None if it has none
+    position: PassPosition  # of the next batch, as the loader's share describes it for all processes
     loader_batch_step: int
     loader_sample_step: int
-    is_ended: bool = False
-    ends_stage: bool = False
-    is_validated: bool | None = None
-    means: list[StateDict]
+    is_ended: bool = False  # a callback has ended the pass
+    ends_stage: bool = False  # the stage ends after the pass
+    is_validated: bool | None = None  # the evaluation loaders have run since the last step; None if unknown
+    means: list[StateDict]  # sums of the metrics so far, of each process
 
     @classmethod
     def of(cls, runner: IRunner) -> Self:
