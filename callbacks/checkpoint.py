@@ -23,7 +23,9 @@ from runnerkit.errors import UnknownKeyError
 from runnerkit.loop.loader_pass import is_training
 from runnerkit.models.finite import non_finite_part
 from runnerkit.resume import run_state
-from runnerkit.resume.scored_weights import ScoredWeights, with_scored
+from runnerkit.resume.loader_place import check_positions, knows_position
+from runnerkit.resume.scored_weights import ScoredWeights
+from runnerkit.resume.snapshot import Snapshot
 from runnerkit.steps.budget import ends_within_epoch, is_epoch_left
 from runnerkit.steps.learning import is_due
 from runnerkit.storage.remote.urls import local_path
@@ -184,7 +186,7 @@ class CheckpointCallback(ICheckpointCallback):
             often["valid_every_steps"] = runner.valid_every_steps
         reason = next((name for name, interval in often.items() if interval), None)
         if reason is not None and self.mode == "runner":
-            run_state.check_positions(runner, reason=reason)
+            check_positions(runner, reason=reason)
         self._saved_at = time.monotonic()
         if self.resume_model is not None and runner.stage_key == next(iter(runner.stages)):
             run_state.load_weights_from(runner, find_weights(self.resume_model, which="last"))
@@ -207,12 +209,12 @@ class CheckpointCallback(ICheckpointCallback):
     def on_step_end(self, runner: IRunner) -> None:
         stop = self._stop.after_step(runner) if self.mode == "runner" else None
         ends_here = self.mode == "runner" and ends_within_epoch(runner)  # a run with a higher limit continues here
-        if ends_here and not run_state.knows_position(runner.loader):
+        if ends_here and not knows_position(runner.loader):
             self._cut_at, ends_here = "", False
         self._is_due = self._is_due or stop is not None or self._is_time(runner) or ends_here
         # Checkpoints hold no gradients: wait until an accumulated step is complete.
         if self._is_due and not any(each.num_pending for each in optimizer_callbacks(runner.callbacks)):
-            if stop is None or run_state.knows_position(runner.loader):
+            if stop is None or knows_position(runner.loader):
                 score = self._score(runner) if self._is_validated else None
                 why_not = self._save(runner, score=score)
                 if score is not None and not why_not:
@@ -256,22 +258,18 @@ class CheckpointCallback(ICheckpointCallback):
         return metrics[self.metric_key]
 
     def _save(self, runner: IRunner, *, score: float | None) -> str:
-        """Save, and return an empty string, or why nothing was saved; every rank must call."""
+        """Save, and return an empty string, or why nothing was saved; every rank must call: this gathers."""
         self._is_due = self._is_validated = False
         self._saved_at = time.monotonic()
         runner._logs.flush(runner)
         if spoiled := self._spoiled_part(runner):
             return spoiled
-        # Every rank must enter: this gathers.
-        if self.mode == "runner":
-            state = {**run_state.state_of(runner), "cut_at": self._cut_at}
-        else:
-            state = run_state.weights_to_save(runner, whole=not runner.engine.never_whole)
+        snapshot = Snapshot.of(runner, mode=self.mode, cut_at=self._cut_at)
         if self.loader_key is not None:
-            scored = self._scored.state if self._scored is not None and score is not None else None
-            state = with_scored(runner, state, scored, mode=self.mode, whole=not self._is_sharded(runner))
+            snapshot.use_scored(runner, self._scored.state if self._scored is not None and score is not None else None)
         if self.trainable_only:
-            state = self._without_frozen(runner, state)
+            snapshot.leave_out_frozen(runner, self._frozen_hashes)
+        state = snapshot.state
         file = self._file(runner)
         what = {
             "kind": self.mode, "stage": runner.stage_key, "epoch": runner.epoch_step, "batch": runner.batch_step,
@@ -307,14 +305,6 @@ class CheckpointCallback(ICheckpointCallback):
                 runner.batch_step, why,
             )  # fmt: skip
         return why
-
-    def _without_frozen(self, runner: IRunner, state: StateDict) -> StateDict:
-        if self.mode == "model":
-            return run_state.without_frozen(runner, state, self._frozen_hashes)
-        parts = dict(state)
-        for name in {"model_state_dict", "trained_model_state_dict"} & state.keys():
-            parts[name] = run_state.without_frozen(runner, state[name], self._frozen_hashes)
-        return parts
 
     def _is_sharded(self, runner: IRunner) -> bool:
         return runner.engine.never_whole or (self.mode == "runner" and runner.engine.sharded_checkpoints)

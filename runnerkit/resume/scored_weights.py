@@ -41,27 +41,14 @@ class ScoredWeights:
         return self.state is not None or self._batch_step == runner.batch_step
 
 
-def with_scored(runner: IRunner, state: StateDict, scored: StateDict | None, *, mode: str, whole: bool) -> StateDict:
-    """Return the content of a checkpoint with the weights that were scored, if they have changed since.
-
-    The present weights become `trained_model_state_dict`, with which a run resumes, in mode "runner".
-
-    Every rank must call: this gathers.
+def have_changed(runner: IRunner, scored: StateDict | None) -> bool:
+    """Return whether the weights have changed since an evaluation scored them; every rank must call: this gathers.
 
     Args:
-        state: the content of the checkpoint, with the present weights.
-        scored: of :class:`ScoredWeights`; None keeps those in `state`.
-        mode: of the checkpoint, "model" or "runner".
-        whole: whether `state` holds whole weights, not this process's shards.
+        scored: of :class:`ScoredWeights`; None if this process keeps none.
     """
     differs = scored is not None and not _are_equal(scored, weights_to_save(runner, whole=False))
-    if not any(runner.engine.gather_object(differs)):
-        return state
-    weights = scored if scored is not None else weights_to_save(runner, whole=False)
-    weights = runner.engine.whole_state(weights) if whole else weights
-    if mode == "model":
-        return weights
-    return {"trained_model_state_dict": state["model_state_dict"], **state, "model_state_dict": weights}
+    return any(runner.engine.gather_object(differs))
 
 
 def _copied(runner: IRunner) -> StateDict | None:

@@ -1,0 +1,335 @@
+"""The content of a checkpoint: its keys, how they are collected from a run, and how a run restores them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import pickle
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
+
+import torch
+
+from runnerkit.callback import IStoppingCallback, innermost
+from runnerkit.checkpoints.plain_state import as_plain, copied
+from runnerkit.logger import Step
+from runnerkit.resume import compatibility, matching, overrides, run_state
+from runnerkit.resume.loader_place import LoaderPlace
+from runnerkit.resume.scored_weights import have_changed
+from runnerkit.sampling.orders import Order
+from runnerkit.sampling.sharding import share_of
+from runnerkit.sampling.share import PassPosition
+from runnerkit.seeding.generators import rng_state, set_rng_state
+from runnerkit.storage.claims import bring
+from runnerkit.storage.remote.urls import shown
+from runnerkit.types import StateDict, as_dict
+from runnerkit.version import __version__
+
+if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
+
+logger = logging.getLogger(__name__)
+
+
+class Content(TypedDict, total=False):
+    """The keys of a checkpoint of mode "runner"; one of mode "model" is the value of `model_state_dict` alone.
+
+    Dicts are by the keys of loaders, models, optimizers, ... as the user named them; a single one has the key "".
+    A file of an earlier version lacks the keys marked "0.2".
+    """
+
+    format_version: int  # of this list; the versions that can be read are in compatibility.py
+    runnerkit_version: str
+    settings: dict[str, Any]  # 0.2: hyperparameters, seed, precision, options of optimizers: a resume warns of changes
+    stage_key: str
+    counters: StateDict  # steps, samples, metrics of the epoch and of all epochs (loop/position.py); `need_early_stop`
+    stopped_by: list[str]  # 0.2: keys of the callbacks that have ended the stage
+    within: StateDict | None  # the fields of LoaderPlace (loader_place.py); None at the end of an epoch
+    streams: dict[str, PassPosition]  # 0.2: places of other loaders whose pass continues from epoch to epoch
+    stream_orders: dict[str, Order | None]  # 0.2: length, unit, sampler and seed of each loader's order
+    modes: dict[str, StateDict]  # 0.2: the modules that the user has put into eval(), of each model
+    criterion_state_dict: dict[str, StateDict]  # of those with a state
+    optimizer_state_dict: dict[str, StateDict]
+    optimizer_names: dict[str, matching.Names]  # 0.2: names of the parameters in the groups of each optimizer
+    scheduler_state_dict: dict[str, StateDict]
+    engine_state_dict: StateDict  # of its precision: a gradient scaler
+    callbacks: dict[str, StateDict]
+    callback_identities: dict[str, list[str]]  # 0.2: class and metrics of each callback that has a state
+    runner_states: list[StateDict]  # 0.2: runner.state_dict(), or that of each process if they differ
+    rng: list[StateDict]  # generators of each process among which data is divided
+    model_state_dict: StateDict  # weights used for evaluation: averages, or those that were scored; by key if several
+    trained_model_state_dict: StateDict  # weights in training, if they are others: a resumed run continues with them
+    cut_at: str | None  # 0.2: of a run that a limit ended within the epoch: the checkpoint there, "" if it has none
+    shards: StateDict  # of a sharded checkpoint: which tensors lie in which of its files (checkpoints/sharded.py)
+
+
+@dataclass
+class Snapshot:
+    """The state of a run: collected to be saved, or found in a checkpoint to be restored.
+
+    Attributes:
+        state: keys as in :class:`Content`, the weights alone in mode "model"; after it was restored, without tensors.
+        source: path of the checkpoint; empty if the state was collected.
+        mode: of the checkpoint.
+        whole: whether it holds whole tensors, not this process's shards.
+        within: place in the interrupted loader; None at the start of an epoch, and once the loader is entered.
+        rng: generator states, to be set after that loader's iterator is made.
+    """
+
+    state: StateDict
+    source: str = ""
+    mode: Literal["model", "runner"] = "runner"
+    whole: bool = True
+    is_restored: bool = field(default=False, init=False)
+    within: LoaderPlace | None = field(default=None, init=False)
+    rng: StateDict | None = field(default=None, init=False)
+
+    @classmethod
+    def of(cls, runner: IRunner, *, mode: Literal["model", "runner"] = "runner", cut_at: str | None = None) -> Self:
+        """Collect the state, or this process's shard of it; every rank must call: this gathers.
+
+        Raises:
+            TypeError: a value, such as a deque in a callback, cannot be stored; the message has its path.
+        """
+        engine = runner.engine
+        if mode == "model":
+            whole = not engine.never_whole
+            return cls(run_state.weights_to_save(runner, whole=whole), mode=mode, whole=whole)
+        whole = not engine.sharded_checkpoints
+        evaluated, trained = run_state.evaluated_and_trained(runner, whole=whole)
+        # Within a loader the flag ends that loader only; a resumed run must not end the stage because of it.
+        stops = runner.need_early_stop and not runner.is_within_loader
+        callbacks = {key: callback.state_dict() for key, callback in runner.callbacks.items()}
+        content: Content = {
+            "format_version": compatibility.FORMAT_VERSION,
+            "runnerkit_version": __version__,
+            "settings": compatibility.settings_of(runner),
+            "stage_key": runner.stage_key,
+            "counters": runner._position.state_dict(runner) | {"need_early_stop": stops},
+            "stopped_by": _stoppers(runner),
+            "within": LoaderPlace.of(runner).state_dict() if runner.is_within_loader else None,
+            "streams": _streams(runner),
+            "stream_orders": {key: share_of(loader).described() for key, loader in runner.loaders.items()},
+            "modes": {key: each.state_dict() for key, each in runner._stage.training_modes.items()},
+            "criterion_state_dict": _states(runner.criterion),
+            "optimizer_state_dict": {
+                key: engine.optimizer_state_dict(each, whole=whole) for key, each in as_dict(runner.optimizer).items()
+            },
+            "optimizer_names": matching.parameter_names(runner, run_state.models_of(runner)),
+            "scheduler_state_dict": _states(runner.scheduler),
+            "engine_state_dict": engine.state_dict(),
+            "callbacks": callbacks,
+            "callback_identities": {
+                key: matching.identity_of(runner.callbacks[key]) for key, state in callbacks.items() if state
+            },
+            "runner_states": _states_of_runner(runner),
+            "rng": engine.data_parallel.gather_object(rng_state()),
+        }  # fmt: skip
+        # Converted here, not in a thread, so that each rank with a wrong value raises at the first save.
+        state = as_plain(content)
+        parts = {"callbacks": state["callbacks"], "model_state_dict": evaluated}  # which hold the same averages
+        state |= engine.whole_state(parts) if whole else parts
+        if evaluated is not trained:
+            state["trained_model_state_dict"] = trained
+        return cls({**state, "cut_at": cut_at}, whole=whole)
+
+    def use_scored(self, runner: IRunner, scored: StateDict | None) -> None:
+        """Take the weights that an evaluation scored for those of evaluation, if they have changed since.
+
+        The present weights become `trained_model_state_dict`. Every rank must call: this gathers.
+
+        Args:
+            scored: of :class:`~runnerkit.resume.scored_weights.ScoredWeights`; None takes the present weights.
+        """
+        if not have_changed(runner, scored):
+            return
+        weights = scored if scored is not None else run_state.weights_to_save(runner, whole=False)
+        weights = runner.engine.whole_state(weights) if self.whole else weights
+        if self.mode == "model":
+            self.state = weights
+        else:
+            trained = self.state["model_state_dict"]
+            self.state = {"trained_model_state_dict": trained, **self.state, "model_state_dict": weights}
+
+    def leave_out_frozen(self, runner: IRunner, hashes: dict[tuple[str, ...], str]) -> None:
+        """Replace frozen parameters by a hash.
+
+        Args:
+            hashes: those that are known, by the names of the parameters; filled on rank zero.
+        """
+        if self.mode == "model":
+            self.state = run_state.without_frozen(runner, self.state, hashes)
+            return
+        for name in ("model_state_dict", "trained_model_state_dict"):
+            if name in self.state:
+                self.state[name] = run_state.without_frozen(runner, self.state[name], hashes)
+
+    @property
+    def step(self) -> Step:
+        """The last step of the interrupted run."""
+        counters = self.state["counters"]
+        within = self.state["within"] or {}
+        return Step(self.state["stage_key"], within.get("key", ""), counters["epoch_step"], counters["batch_step"])
+
+    @property
+    def place(self) -> tuple[int, float]:
+        """Epoch, and step within it; infinite at its end."""
+        step = self.step
+        return step.epoch, step.batch if self.state["within"] is not None else math.inf
+
+    def apply(self, runner: IRunner) -> None:
+        """Restore the state into components that exist and callbacks that have started; every rank must call.
+
+        An interrupted loader enters its place when it begins, and then calls :meth:`restore_rng`.
+
+        Raises:
+            ValueError: the run cannot continue from it: :mod:`runnerkit.resume.compatibility`.
+        """
+        state, source, engine = self.state, self.source, runner.engine
+        compatibility.check_loader(runner, state["within"], source)
+        compatibility.check_orders(runner, state, source)
+        passed = compatibility.settings_of(runner)
+        if "shards" in state:
+            # Every rank must enter: rank zero broadcasts the place, and each reads what it needs.
+            state = engine.load_shards(state, bring(*engine.broadcast_object((source, shown(source)))))
+        # If evaluation uses other weights, the trained ones are stored separately.
+        weights = state.get("trained_model_state_dict", state["model_state_dict"])
+        run_state.load_model_state(runner, weights, source=source)
+        self._restore_optimizers(runner, state)
+        for key, criterion in as_dict(runner.criterion).items():
+            if key in state["criterion_state_dict"]:
+                criterion.load_state_dict(state["criterion_state_dict"][key])
+        self._restore_schedulers(runner, state["scheduler_state_dict"])  # after optimizers, whose rates it may set
+        for key, modes in runner._stage.training_modes.items():
+            modes.load_state_dict(state.get("modes", {}).get(key, {}))
+        engine.load_state_dict(state["engine_state_dict"])
+        self._restore_callbacks(runner, state["callbacks"], state.get("callback_identities", {}))
+        self._restore_runner(runner, state.get("runner_states", [{}]))
+        if "settings" in state and engine.is_main_process:
+            now, takes_passed = compatibility.settings_of(runner), runner.resume_options == "arguments"
+            compatibility.warn_of_changes(state["settings"], passed, now, source, takes_passed=takes_passed)
+        runner._position.load_state_dict(runner, state["counters"])
+        compatibility.check_one_cycle(runner, passed, source)
+        runner.need_early_stop = state["counters"]["need_early_stop"] and self._stops_again(runner, state)
+        self.within = LoaderPlace.from_state(state["within"]) if state["within"] is not None else None
+        for key, position in state.get("streams", {}).items():
+            if (share := share_of(runner.loaders.get(key))).continues:
+                share.skip(position)
+        rng, ranks = state["rng"], engine.data_parallel
+        if len(rng) == ranks.num_processes:
+            self.rng = rng[ranks.rank]
+        else:
+            logger.warning(
+                "%s was saved by %d processes: dropout differs, and augmentation on the device", source, len(rng)
+            )
+        if self.within is None:
+            self.restore_rng(runner)
+        self.state = {name: state[name] for name in ("stage_key", "counters", "within", "rng")}  # not the weights
+        self.is_restored = True
+
+    def _restore_optimizers(self, runner: IRunner, state: StateDict) -> None:
+        saved, saved_names = state["optimizer_state_dict"], state.get("optimizer_names", {})
+        names = matching.parameter_names(runner, run_state.models_of(runner))
+        for key, optimizer in as_dict(runner.optimizer).items():
+            if key not in saved:
+                continue
+            own = saved[key]
+            was = state.get("settings", {}).get(f"optimizer {key}".strip())
+            compatibility.check_optimizer_state(own, optimizer, self.source, was=was)
+            if key in saved_names:
+                own = matching.in_order(own, saved_names[key], names[key], self.source)
+            options = overrides.options_of(optimizer)
+            runner.engine.load_optimizer_state_dict(optimizer, own)
+            if runner.resume_options == "arguments":
+                overrides.put_options(optimizer, options)
+
+    def _restore_schedulers(self, runner: IRunner, saved: dict[str, StateDict]) -> None:
+        for key, scheduler in as_dict(runner.scheduler).items():
+            if key in saved and runner.resume_options == "arguments":
+                overrides.advance(scheduler, saved[key])
+            elif key in saved:
+                scheduler.load_state_dict(saved[key])
+
+    def _restore_callbacks(
+        self, runner: IRunner, states: dict[str, StateDict], identities: dict[str, list[str]]
+    ) -> None:
+        found = matching.callback_states(runner.callbacks, states, identities)
+        for key, state in found.items():
+            runner.callbacks[key].load_state_dict(state)
+        taken = {id(each) for each in found.values()}
+        ownerless = sorted(key for key, each in states.items() if each and id(each) not in taken)
+        if ownerless:
+            theirs = [" ".join((key, *identities.get(key, ())[1:])) for key in ownerless]
+            own = [" ".join((key, *matching.identity_of(each)[1:])) for key, each in sorted(runner.callbacks.items())]
+            logger.warning(
+                "%s holds the state of callbacks that the run does not have: %s; it has %s (in a dict they have keys "
+                "that do not depend on their order)", self.source, theirs, own,
+            )  # fmt: skip
+
+    def _restore_runner(self, runner: IRunner, states: list[StateDict]) -> None:
+        ranks = runner.engine.data_parallel
+        if len(states) not in (1, ranks.num_processes) and runner.engine.is_main_process:
+            logger.warning(
+                "%s holds states of the runner that differ between %d processes: rank r takes that of rank r modulo %d",
+                self.source, len(states), len(states),
+            )  # fmt: skip
+        if state := states[ranks.rank % len(states)]:
+            runner.load_state_dict(state)
+
+    def _stops_again(self, runner: IRunner, state: StateDict) -> bool:
+        """Return whether a stage that was stopped early stays stopped: its callback may be gone or more patient now."""
+        by = state.get("stopped_by", [])  # empty: stopped by a callback without a reason to check, so the stop stays
+        stops = not by or not set(by).isdisjoint(_stoppers(runner))
+        if runner.engine.is_main_process:
+            who = f" by {', '.join(map(repr, by))}" if by else ""
+            ways = "raise the patience, remove that callback, or " if by else ""
+            left = f"nothing is left to do in it; to train on, {ways}resume from an earlier checkpoint"
+            logger.warning(
+                "stage %r was stopped early%s after epoch %d: %s", runner.stage_key, who, runner.epoch_step,
+                left if stops else "its condition no longer holds, so training continues",
+            )  # fmt: skip
+        return stops
+
+    def restore_rng(self, runner: IRunner) -> None:
+        """Set the generators to the interrupted run's states, once."""
+        if self.rng is None:
+            return
+        rng, self.rng = self.rng, None
+        set_rng_state(rng)
+        num_before, num_now = len(rng["cuda"]), torch.cuda.device_count()
+        if num_before != num_now and runner.engine.device.type == "cuda" and runner.engine.is_main_process:
+            logger.warning(
+                "%s was saved where a process saw %d GPUs, and %d are visible now: the generators of the first %d are "
+                "restored, the others start from new states (dropout, augmentation on the device); to resume exactly, "
+                "set CUDA_VISIBLE_DEVICES to the same number of GPUs",
+                self.source, num_before, num_now, min(num_before, num_now),
+            )  # fmt: skip
+
+
+def _stoppers(runner: IRunner) -> list[str]:
+    """Return the keys of callbacks that have ended the stage."""
+    found = {key: innermost(callback) for key, callback in runner.callbacks.items()}
+    return [key for key, callback in found.items() if isinstance(callback, IStoppingCallback) and callback.has_stopped]
+
+
+def _states(components: Any) -> dict[str, StateDict]:
+    return {key: each.state_dict() for key, each in as_dict(components).items() if hasattr(each, "state_dict")}
+
+
+def _streams(runner: IRunner) -> dict[str, PassPosition]:
+    """Return the positions of loaders whose pass continues from epoch to epoch, except of the one that is under way."""
+    within = runner.loader_key if runner.is_within_loader else None
+    gather = runner.engine.data_parallel.gather_object
+    shares = {key: share_of(loader) for key, loader in runner.loaders.items() if key != within}
+    return {key: share.joined(share.position, gather) for key, share in shares.items() if share.continues}
+
+
+def _states_of_runner(runner: IRunner) -> list[StateDict]:
+    """Return the runner's own state, or that of each rank if they differ; every rank must call: this gathers."""
+    own, ranks = as_plain(runner.state_dict(), "runner"), runner.engine.data_parallel
+    if ranks.num_processes == 1:
+        return [own]
+    own = copied(own)  # a tensor on another GPU does not differ
+    hashes = ranks.gather_object(hashlib.sha256(pickle.dumps(own)).digest())
+    return [own] if len(set(hashes)) == 1 else ranks.gather_object(own)
