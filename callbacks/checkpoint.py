@@ -165,7 +165,10 @@ class CheckpointCallback(ICheckpointCallback):
         self._stop = StopOnSignal(max_hours, self._store)
 
     def on_experiment_start(self, runner: IRunner) -> None:
-        self._stop.on_experiment_start(runner)
+        self._stop.start_clock()
+        store = self._store  # what concerns it may have been set since
+        store.folder, store.topk = self.folder, self.topk
+        store.save_last, store.save_best = self.save_last, self.save_best
         if runner.engine.is_main_process:
             self._has_finite = self._store.open(
                 continues=runner.epoch_step > 0 or runner.is_resumed, resumed_from=runner._resume_point.source
@@ -180,7 +183,7 @@ class CheckpointCallback(ICheckpointCallback):
         if self.trainable_only and runner.engine.never_whole:
             raise ValueError("trainable_only=True hashes frozen parameters, which no process holds with init='meta'")
         if self.mode == "runner":
-            self._stop.on_stage_start(runner)
+            self._stop.listen()
         often = {name: getattr(self, name) for name in ("every_steps", "every_minutes", "max_hours")}
         if self.loader_key is not None:
             often["valid_every_steps"] = runner.valid_every_steps
@@ -282,7 +285,7 @@ class CheckpointCallback(ICheckpointCallback):
         else:
             return ""
         if self.asynchronous:
-            self._store.background.start(write)
+            self._store.start(write)
         else:
             write()
         return ""
@@ -328,19 +331,19 @@ class CheckpointCallback(ICheckpointCallback):
 
     def on_exception(self, runner: IRunner) -> None:
         try:
-            self._store.background.close()  # finish the save that was started
+            self._store.close()  # finish the save that was started
         except Exception as error:  # the run's own exception must reach the caller
             logger.warning("the last checkpoint could not be written: %s", error)
         with suppress(OSError):
             self.folder.rmdir()  # removes only an empty folder: a rejected call leaves nothing behind
-        self._stop.on_exception(runner)
+        self._stop.close()
 
     def on_experiment_end(self, runner: IRunner) -> None:
-        self._store.background.close()
+        self._store.close()
 
     def on_stage_end(self, runner: IRunner) -> None:
         self._store.wait()
-        self._stop.on_stage_end(runner)
+        self._stop.close()
         runner.engine.barrier()  # rank zero has named the last checkpoint: now every rank can read it
         if not self.load_best_on_end:
             return

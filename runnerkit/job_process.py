@@ -91,6 +91,19 @@ class JobProcess:
 
     # Collectives.
 
+    def check_communicator(self) -> None:
+        """Raise if processes of one job would train each for itself.
+
+        Raises:
+            TypeError: there are several, and a communicator of one.
+        """
+        if self.num_processes > 1 and isinstance(self.communicator, OneProcess) and _is_inherited(self):
+            raise TypeError(
+                f"{type(self).__name__} has {self.num_processes} processes and no communicator: set self.communicator, "
+                "for example to a ProcessGroup, or override reduce, start_sum, gather_object, broadcast_object and "
+                "barrier"
+            )
+
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         """Reduce over processes into a new tensor; every rank must call."""
         return self.communicator.reduce(tensor, op)
@@ -150,6 +163,11 @@ class JobProcess:
     def settle(self) -> None:
         """Pause the engine's threads; called before a loader forks its workers."""
         self.communicator.settle()
+
+
+def _is_inherited(process: JobProcess) -> bool:
+    names = ("reduce", "start_sum", "gather_object", "broadcast_object", "barrier")
+    return any(getattr(type(process), name) is getattr(JobProcess, name) for name in names)
 
 
 class Launcher(ABC):

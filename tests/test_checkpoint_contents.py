@@ -297,3 +297,15 @@ def test_a_flipped_bit_in_a_name_is_damage(tmp_path):
 
     with pytest.raises(ValueError, match=r"a.pth is not a complete checkpoint of .*: the checksum of"):
         load_checkpoint(path)
+
+
+def test_what_is_set_after_the_callback_was_made_counts(tmp_path):
+    """A subclass may set it after `super().__init__`."""
+    checkpoint = dl.CheckpointCallback(tmp_path / "logs", loader_key="train", metric_key="loss", minimize=False)
+    checkpoint.folder, checkpoint.topk, checkpoint.save_best = tmp_path / "elsewhere", 3, False
+
+    train(mlp(), callbacks=[checkpoint], num_epochs=6)
+
+    names = {each.name for each in (tmp_path / "elsewhere").iterdir()}
+    assert "last.pth" in names and "best.pth" not in names and not (tmp_path / "logs" / "checkpoints").exists()
+    assert len([each for each in names if each.startswith("model.")]) == 5  # the best three, and the last two

@@ -1,4 +1,4 @@
-"""Base of the engines over ``torch.distributed``: launching, process group and collectives."""
+"""Base of the engines over ``torch.distributed``: which launcher, which device and which process group they have."""
 
 from __future__ import annotations
 

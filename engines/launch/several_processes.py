@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable
-from typing import Unpack
-
-from torch.distributed import Store  # type: ignore[attr-defined]  # public, though not in torch's __all__
+from typing import TYPE_CHECKING, Unpack
 
 from runnerkit.engine import EngineOptions, IEngine
 from runnerkit.engines.failures.exchange_watch import ExchangeWatch
@@ -17,6 +15,9 @@ from runnerkit.engines.failures.watchdog import AgentWatch, is_needed
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.loop.stop_signals import Stopped
 from runnerkit.support.platform import refuse_windows
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]  # public, though not in torch's __all__
 
 
 class SeveralProcessesEngine(IEngine, ABC):

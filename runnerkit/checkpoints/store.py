@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class CheckpointStore:
         self.logdir, self.folder = logdir, logdir / "checkpoints"
         self.judge = judge
         self.topk, self.save_last, self.save_best = topk, save_last, save_best
-        self.background = Background()  # for writes that the run does not wait for
+        self._background = Background()  # for writes that the run does not wait for
 
     def open(self, *, continues: bool, resumed_from: Path | None) -> bool:
         """Prepare the folder and return whether it has checkpoints, which only a run that `continues` accepts."""
@@ -80,6 +80,10 @@ class CheckpointStore:
         folder.keep([*best[: self.topk], *folder.records[-2:]])
         self.publish(folder.records, {name: state["shards"]["files"]} if "shards" in state else {})
 
+    def start(self, write: Callable[[], None]) -> None:
+        """Call `write` in a thread, after the writes that were started before."""
+        self._background.start(write)
+
     def publish(self, records: Sequence[Record], shards: Mapping[str, Mapping[str, str]]) -> None:
         """Copy kept checkpoints to the store behind the logdir's URL, in the background.
 
@@ -107,9 +111,13 @@ class CheckpointStore:
 
     def wait(self, *, stored: bool = False) -> None:
         """Wait until everything is written; `stored`: and has been copied to the store behind the URL."""
-        self.background.wait()
+        self._background.wait()
         if stored:
             claims.wait(self.logdir)
+
+    def close(self) -> None:
+        """Wait until everything is written, and end the thread."""
+        self._background.close()
 
     def _point(self, folder: CheckpointFolder, stage: str | None) -> list[Record]:
         """Point the names "last" and "best" to their checkpoints; return the scored checkpoints, best first."""

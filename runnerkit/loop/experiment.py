@@ -35,6 +35,7 @@ def experiment(runner: IRunner) -> Iterator[None]:
     run = runner.current_run
     try:
         runner.engine.setup()
+        runner.engine.check_communicator()
         runner.engine.in_use = True
         run.stage.autocast = runner.engine.autocast()
         run.stage.listeners.bind(runner)

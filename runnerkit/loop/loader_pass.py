@@ -30,8 +30,9 @@ _END = object()
 class Pass(ProcessState):
     """One loader once, as ``runner.loader_pass``; a second pass, as a validation within this one, is a second object.
 
-    The only writer of :class:`~runnerkit.loop.attributes.LoaderAttributes`, except for what `handle_batch` and
-    callbacks may set. The runner is passed in: an object that referred to it would keep its loaders' workers.
+    `key` and `means` are for callbacks, the methods for the loop. They write the runner's
+    :class:`~runnerkit.loop.attributes.LoaderAttributes`, apart from what `handle_batch` and callbacks may set, and from
+    the place that a resume restores. The runner is passed in: an object that referred to it would keep its loaders' workers.
 
     Attributes:
         key: of the loader.

@@ -56,7 +56,7 @@ def _shared(runner: IRunner, callbacks: Collection[ICallback]) -> Iterator[Any]:
     yield from (each for each in runner.callbacks.values() if not any(each is other for other in callbacks))
     attributes = (kept for holder in (runner, *callbacks) for kept in vars(holder).values())
     for value in (each for kept in attributes if kept is not runner.loader for each in _items(kept)):
-        if isinstance(value, Dataset | DataLoader | Optimizer):
+        if isinstance(value, Dataset | DataLoader | Optimizer | Pass | GradientStep):
             yield value
         elif isinstance(value, nn.Module):
             yield from value.parameters()  # a teacher's weights, but not the states of a torchmetrics object

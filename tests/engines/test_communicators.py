@@ -12,6 +12,7 @@ from runnerkit.engines.communicators.horovod import Horovod, import_horovod
 from runnerkit.engines.communicators.process_group import ProcessGroup
 from runnerkit.engines.process_environment import ProcessEnvironment
 from tests.engines.together import together
+from tests.tiny import mlp, train
 
 
 def operations(communicator, rank):
@@ -92,3 +93,13 @@ def test_horovod_sums_gathers_and_broadcasts():
 def test_a_closed_communicator_travels_with_its_engine(engine):
     """An engine is pickled for the processes that it starts."""
     assert type(pickle.loads(pickle.dumps(engine.communicator))) is type(engine.communicator)
+
+
+def test_processes_without_a_communicator_are_refused():
+    """They would train each for itself, and log the metrics of one."""
+
+    class Lonely(dl.CPUEngine):
+        num_processes = 2
+
+    with pytest.raises(TypeError, match="Lonely has 2 processes and no communicator"):
+        train(mlp(), engine=Lonely())

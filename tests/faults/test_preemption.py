@@ -126,6 +126,13 @@ def test_a_signal_in_the_evaluation_stops_after_the_epoch(tmp_path, whole):
     assert_goes_on(tmp_path, whole)
 
 
+def test_a_signal_in_the_last_evaluation_does_not_end_a_finished_run(tmp_path):
+    """There is nothing left to stop."""
+    fit(tmp_path, Send(signal.SIGTERM, step=40, loader_key="valid"))
+
+    assert last(tmp_path).batch == 40
+
+
 class TwoStages(dl.SupervisedRunner):
     stages = ("train_first", "train_second")
 

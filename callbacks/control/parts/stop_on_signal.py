@@ -8,7 +8,6 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn
 
-from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.checkpoints.store import CheckpointStore
 from runnerkit.loop.stop_signals import TIME_IS_UP, StopRequests, heeded, stopped_by
 from runnerkit.steps.budget import is_epoch_left
@@ -19,16 +18,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class StopOnSignal(Callback):
+class StopOnSignal:
     """End the run after the current step or evaluation, once any process has received a stop signal.
 
-    SIGTERM, SIGUSR1, SIGHUP and `max_hours` end it with exit code 75, SIGINT with 130. As a callback of a run it saves
-    nothing. CheckpointCallback holds one in mode "runner", asks it after each step and epoch, saves, and calls `end`,
-    which waits for the `store` of its checkpoints.
+    SIGTERM, SIGUSR1, SIGHUP and `max_hours` end it with exit code 75, SIGINT with 130. A CheckpointCallback in mode
+    "runner" asks after each step and epoch, saves, and calls :meth:`end`.
+
+    Args:
+        store: of its checkpoints, which the end of the run waits for.
     """
 
-    def __init__(self, max_hours: float | None = None, store: CheckpointStore | None = None) -> None:
-        super().__init__(order=CallbackOrder.ExternalExtra)
+    def __init__(self, max_hours: float | None, store: CheckpointStore) -> None:
         self.max_hours = max_hours
         self.store = store
         self.number: int | None = None  # the signal to stop for, once all processes have agreed on it after a step
@@ -36,10 +36,12 @@ class StopOnSignal(Callback):
         self._began_at = 0.0
         self._signals = ExitStack()
 
-    def on_experiment_start(self, runner: IRunner) -> None:
+    def start_clock(self) -> None:
+        """Start to count the hours."""
         self._began_at = time.monotonic()
 
-    def on_stage_start(self, runner: IRunner) -> None:
+    def listen(self) -> None:
+        """Take notice of signals until :meth:`close`."""
         self.number, self._requests = None, StopRequests()
         self._signals.enter_context(heeded(self._requests.ask))
 
@@ -65,18 +67,15 @@ class StopOnSignal(Callback):
         if runner.engine.is_main_process and time.monotonic() - self._began_at >= 3600 * max_hours:
             self._requests.ask(TIME_IS_UP)
 
-    def end(
-        self, runner: IRunner, number: int, *, why_not: str = "no CheckpointCallback in mode 'runner' ends it"
-    ) -> NoReturn:
+    def end(self, runner: IRunner, number: int, *, why_not: str) -> NoReturn:
         """End the run; `why_not` says why nothing was saved, and is empty if something was; every rank must call."""
-        if self.store is not None:
-            self.store.wait(stored=True)
+        self.store.wait(stored=True)
         runner.engine.barrier()  # the first rank to exit ends the others: wait until rank zero has written
         name = f"max_hours={self.max_hours:g}" if number == TIME_IS_UP else signal.Signals(number).name
         if runner.engine.is_main_process and not why_not:
             logger.warning("%s: saved a checkpoint and stopped after step %d", name, runner.batch_step)
         elif runner.engine.is_main_process:
-            newest = self.store.newest() if self.store is not None else None
+            newest = self.store.newest()
             logger.warning(
                 "%s: stopped after step %d without saving, because %s; a resumed run starts %s",
                 name, runner.batch_step, why_not,
@@ -84,16 +83,6 @@ class StopOnSignal(Callback):
             )  # fmt: skip
         raise stopped_by(number)
 
-    def on_step_end(self, runner: IRunner) -> None:
-        if (number := self.after_step(runner)) is not None:
-            self.end(runner, number)
-
-    def on_epoch_end(self, runner: IRunner) -> None:
-        if (number := self.after_epoch(runner)) is not None:
-            self.end(runner, number)
-
-    def on_stage_end(self, runner: IRunner) -> None:
-        self._signals.close()
-
-    def on_exception(self, runner: IRunner) -> None:
+    def close(self) -> None:
+        """Give signals back to whom they went before; safe to call twice."""
         self._signals.close()
