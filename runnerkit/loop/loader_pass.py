@@ -32,7 +32,8 @@ class Pass(ProcessState):
 
     `key` and `means` are for callbacks, the methods for the loop. They write the runner's
     :class:`~runnerkit.loop.attributes.LoaderAttributes`, apart from what `handle_batch` and callbacks may set, and from
-    the place that a resume restores. The runner is passed in: an object that referred to it would keep its loaders' workers.
+    the place that a resume restores. The runner is passed in: an object that referred to it would keep the workers of
+    its loaders.
 
     Attributes:
         key: of the loader.
