@@ -16,26 +16,18 @@ from runnerkit.callback import ICallback, IListener
 from runnerkit.checkpoints.weights import load_weights
 from runnerkit.engine import IEngine
 from runnerkit.logger import ILogger, Step
-from runnerkit.loop import experiment, media
+from runnerkit.loop import media
 from runnerkit.loop.hooks import call_hook
-from runnerkit.loop.loader_pass import Pass, aside, is_training
+from runnerkit.loop.loader_pass import Pass
 from runnerkit.loop.own_names import check_names
-from runnerkit.loop.position import Position
-from runnerkit.loop.run_logs import RunLogs
-from runnerkit.loop.stage import Stage, open_loggers, setup_stage
-from runnerkit.passes import required_metrics
-from runnerkit.resume import resume_point
+from runnerkit.loop.run import Run
 from runnerkit.resume.overrides import Source
-from runnerkit.resume.resume_point import ResumePoint
-from runnerkit.seeding.generators import keep_rng
 from runnerkit.steps import learning
-from runnerkit.steps.budget import Budget, is_evaluated_next, is_over
+from runnerkit.steps.budget import Budget
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, StateDict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from runnerkit.loop.run_result import RunResult
 
 
 class IRunner(IListener):
@@ -45,6 +37,7 @@ class IRunner(IListener):
     before the callbacks' start events and after their end events, but before a checkpoint is saved.
 
     Attributes:
+        current_run: the run under way, or the last one; docs/loop.md says what callbacks may read of it.
         engine: devices, processes, precision.
         model, criterion, optimizer, scheduler: one object each, or a dict of them.
         loaders, callbacks, loggers: by key; `loggers` is empty on all ranks except zero.
@@ -97,16 +90,8 @@ class IRunner(IListener):
         self._given_engine = engine
         self._seed = 42
         self._hparams: dict[str, Any] = {}
-        self._given_hooks: Any = None  # replace the runner's own hooks in a run that evaluates one loader
-        self._resume_point = ResumePoint()
-        self.engine: IEngine = engine  # type: ignore[assignment]  # passed in, or made by get_engine() in run()
-        self.model: Any = model
-        self.criterion: Any = None
-        self.optimizer: Any = None
-        self.scheduler: Any = None
-        self.loaders: dict[str, Any]
-        self.callbacks: dict[str, ICallback]
-        self.loggers: dict[str, ILogger]
+        self.current_run = Run()
+        # Settings: written by the user, or by train().
         self.valid_every_steps: int | None = None
         self.epoch_steps: int | None = None
         self.accumulation_steps = 1
@@ -117,37 +102,48 @@ class IRunner(IListener):
         self.deterministic = False
         self.loss_reduction: Literal["mean", "sum"] = "mean"
         self.resume_options: Source = "checkpoint"
+        # Written by run().
+        self.engine: IEngine = engine  # type: ignore[assignment]  # passed in, or made by get_engine()
+        # Written by `Stage`; before a run they hold what was passed in, afterwards what `Run.launch` brings back.
+        self.model: Any = model
+        self.criterion: Any = None
+        self.optimizer: Any = None
+        self.scheduler: Any = None
         self._reset()
 
     def _reset(self) -> None:
-        self.loaders = {}
-        self.callbacks = {}
-        self.loggers = {}
-        self.stage_key = self.loader_key = ""
-        self.loader: Any = None
-        self.is_train_loader = self.is_valid_loader = self.is_infer_loader = False
-        self.is_within_loader = False
+        """Forget the last run."""
+        self.current_run = self.current_run.renewed()
+        # Written by `Stage`.
+        self.stage_key = ""
+        self.stage_epoch_len: int | None = None
+        self.loaders: dict[str, Any] = {}
+        self.callbacks: dict[str, ICallback] = {}
+        # Written by `RunLogs`.
+        self.loggers: dict[str, ILogger] = {}
+        # Written by `Position`; optimizer steps are counted where they are made.
         self.epoch_step = self.batch_step = self.optimizer_step = self.sample_step = 0
         self.stage_epoch_step = self.stage_batch_step = self.stage_optimizer_step = self.stage_sample_step = 0
-        self.stage_epoch_len: int | None = None
+        self.epoch_metrics: dict[str, Metrics] = {}
+        self.experiment_metrics: dict[int, dict[str, Metrics]] = {}
+        # Written by `Pass`; handle_batch and callbacks may change the last five.
+        self.loader_key = ""
+        self.loader: Any = None
+        self.loader_pass = Pass()
+        self.gradient_step = self.loader_pass.gradient_step
+        self.is_train_loader = self.is_valid_loader = self.is_infer_loader = False
+        self.is_within_loader = False
         self.loader_batch_step = self.loader_sample_step = 0
         self.loader_batch_len: int | None = None
+        self.loader_metrics: Metrics = {}
         self.batch: Batch = None
         self.batch_size = 0
         self.batch_weight: Any = None
-        self.loader_pass = Pass()
-        self.gradient_step = self.loader_pass.gradient_step
         self.batch_metrics: dict[str, Any] = {}
-        self.loader_metrics: Metrics = {}
-        self.epoch_metrics: dict[str, Metrics] = {}
-        self.experiment_metrics: dict[int, dict[str, Metrics]] = {}
+        # Set by callbacks and `Run`, cleared by `Stage` and `Pass`.
         self.need_early_stop = False
+        # Written by `experiment`, the outermost part of a run.
         self.exception: BaseException | None = None
-        # The owners of all other state. Other modules use these and _run_batch, but no other private member.
-        self._stage = Stage(self._given_hooks)
-        self._position = Position()
-        self._logs = RunLogs()
-        self._resume_point = self._resume_point.renewed()
 
     # Hooks for users to override. All methods except `get_engine` are called in the processes that train, after the
     # engine was set up there; properties may be read anywhere. They may leave `stage` out, or take it last.
@@ -293,136 +289,73 @@ class IRunner(IListener):
 
     def log_image(self, tag: str, image: Tensor | np.ndarray) -> None:
         """Log a tensor (C, H, W) or (H, W), or an array (H, W, C) or (H, W): see :mod:`runnerkit.loop.media`."""
-        self._logs.log_media(self, "log_image", tag, media.image_of, image)
+        self.current_run.logs.log_media(self, "log_image", tag, media.image_of, image)
 
     def log_figure(self, tag: str, figure: Figure) -> None:
         """Log a Matplotlib figure as an image; the figure stays open."""
-        self._logs.log_media(self, "log_image", tag, media.image_of_figure, figure)
+        self.current_run.logs.log_media(self, "log_image", tag, media.image_of_figure, figure)
 
     def log_text(self, tag: str, text: str) -> None:
         """Log text."""
-        self._logs.log_media(self, "log_text", tag, media.text_of, text)
+        self.current_run.logs.log_media(self, "log_text", tag, media.text_of, text)
 
     def log_histogram(self, tag: str, values: Tensor | np.ndarray) -> None:
         """Log the distribution of `values`, of any shape: see :func:`runnerkit.loop.media.histogram_of`."""
-        self._logs.log_media(self, "log_histogram", tag, media.histogram_of, values)
+        self.current_run.logs.log_media(self, "log_histogram", tag, media.histogram_of, values)
 
     def log_pr_curve(self, tag: str, *, scores: Tensor | np.ndarray, targets: Tensor | np.ndarray) -> None:
         """Log precision against recall of this process's scores in [0, 1] and targets in {0, 1}, of equal shape."""
-        self._logs.log_media(self, "log_pr_curve", tag, media.pr_curve_of, scores, targets)
+        self.current_run.logs.log_media(self, "log_pr_curve", tag, media.pr_curve_of, scores, targets)
 
     def log_table(self, tag: str, table: Mapping[str, Any]) -> None:
         """Log a table of columns (N,) with strings or numbers, for example to ``tables/TAG.csv``."""
-        self._logs.log_media(self, "log_table", tag, media.table_of, table)
+        self.current_run.logs.log_media(self, "log_table", tag, media.table_of, table)
 
     def log_artifact(self, tag: str, path_to_artifact: str | PathLike[str]) -> None:
         """Log a file or folder with its current content."""
-        self._logs.log_media(self, "log_artifact", tag, media.path_of, path_to_artifact)
+        self.current_run.logs.log_media(self, "log_artifact", tag, media.path_of, path_to_artifact)
 
     def log_hparams(self, hparams: Mapping[str, Any]) -> None:
         """Add hyperparameters to those of `hparams` during the run; existing names are replaced."""
-        self._logs.more_hparams.update(hparams)
-        if self._logs.is_open:
-            self._logs.log_hparams(self)
-
-    # ------------------------------------------------------------------------------------------------------ the loop
+        self.current_run.logs.more_hparams.update(hparams)
+        if self.current_run.logs.is_open:
+            self.current_run.logs.log_hparams(self)
 
     def run(self) -> Self:
         """Run all stages on the engine's processes; afterwards the calling process holds model and metrics.
 
-        Under a launcher such as torchrun, every process must call.
+        Under a launcher such as torchrun, every process must call. The loop is :class:`runnerkit.loop.run.Run`.
         """
         from runnerkit.engines.by_name import commanded_engine  # `runnerkit run SCRIPT.py --engine ...`
 
         self._reset()
-        self.engine = (None if self._given_hooks else commanded_engine()) or self._stage.hooks_of(self).get_engine()
-        from runnerkit.loop import run_result
-
-        result = self.engine.launch(self._run_experiment)
-        run_result.adopt(self, result, given=(self._given_hooks or self)._caller_callbacks)
+        run = self.current_run
+        self.engine = (None if run.given_hooks else commanded_engine()) or run.hooks_of(self).get_engine()
+        run.launch(self)
         return self
 
-    def _run_experiment(self) -> RunResult:
-        from runnerkit.loop import run_result
+    # bridge: until the other modules use the names of `current_run`
 
-        data = run_result.data_of(self)
-        with experiment.experiment(self):  # sets up; closes even after an error, on_exception included
-            self._emit("on_experiment_start")
-            for stage in self._stage.hooks_of(self).stages:
-                self._run_stage(stage)
-            experiment.end_experiment(self)
-        self.engine.cleanup()  # after a failure, launch() does this once it is recorded: then other ranks fail too
-        return run_result.result_of(self, had=data)
+    @property
+    def _stage(self) -> Any:
+        return self.current_run.stage
 
-    def _run_stage(self, stage: str) -> None:
-        if not setup_stage(self, stage):
-            return  # the run resumes in a later stage
-        self._emit("on_stage_start")
-        resume_point.restore(self)
-        required_metrics.check_required_metrics(self)
-        open_loggers(self)
-        while resume_point.is_epoch_left(self) and not self.need_early_stop:
-            self._run_epoch()
-        self._stage.evaluation_weights.end()
-        self._emit("on_stage_end")
+    @property
+    def _position(self) -> Any:
+        return self.current_run.position
 
-    def _run_epoch(self) -> None:
-        if not resume_point.is_within_epoch(self):
-            self._position.start_epoch(self)
-        self._stage.enter_training()
-        self._emit("on_epoch_start")
-        for key in resume_point.loaders_left(self):
-            is_done = is_over(self) if is_training(self, key) else self._position.is_validated(self)
-            if not is_done or resume_point.is_within_epoch(self):
-                self._run_loader(key)
-        self._position.end_epoch(self)
-        self._emit("on_epoch_end")
+    @property
+    def _logs(self) -> Any:
+        return self.current_run.logs
 
-    # Each function call of a step counts: its events are called without _emit, and its end is not a method.
-
-    def _run_loader(self, key: str) -> None:
-        current = Pass.begin(self, key)
-        with torch.set_grad_enabled(self.is_train_loader):
-            self._emit("on_loader_start")
-            for batch in current.batches(self):
-                self._run_batch(batch)
-                if self.is_train_loader and self.gradient_step.stepped_at == self.batch_step:
-                    every = self.valid_every_steps
-                    if every is not None and learning.is_due(self, every) and not is_evaluated_next(self):
-                        self._run_validation()
-                    for listener in self._stage.listeners["on_step_end"]:
-                        listener(self)
-                    if self._stage.may_end_early and is_over(self):
-                        self.need_early_stop = True
-                if self.need_early_stop:
-                    break
-            current.finish(self)
+    @property
+    def _resume_point(self) -> Any:
+        return self.current_run.resume_point
 
     def _run_batch(self, batch: Batch) -> None:
-        current, stage = self.loader_pass, self._stage
-        current.start_batch(self, batch)
-        for listener in stage.listeners["on_batch_start"]:
-            listener(self)
-        with stage.autocast:
-            self.handle_batch(self.batch)
-        for listener in stage.listeners[current.gradient_step.batch_end]:
-            listener(self)
-        current.finish_batch(self)
+        self.current_run.run_batch(self, batch)
 
-    # --------------------------------------------------------------------------------------------------------------
-
-    def _emit(self, event: str) -> None:
-        self._stage.listeners.emit(event, self)
-
-    def _run_validation(self) -> None:
-        """Run the evaluation loaders in the middle of a training loader, which then continues unchanged."""
-        with aside(self), keep_rng():
-            for key in self.loaders:
-                if not key.startswith("train"):
-                    self._run_loader(key)
-        self._stage.use_model(self)
-        self._position.note_validation(self)
-        self._emit("on_validation_end")
+    # end of the bridge
 
     @property
     def _caller_callbacks(self) -> Mapping[str, ICallback]:
@@ -439,14 +372,14 @@ class IRunner(IListener):
     @final
     def num_steps(self) -> int | None:
         """Optimizer steps of the current stage, known before its scheduler is made."""
-        self._stage.has_told_steps = True
-        return self._stage.num_steps
+        self.current_run.stage.has_told_steps = True
+        return self.current_run.stage.num_steps
 
     @property
     @final
     def is_resumed(self) -> bool:
         """True if the run continues with the contents of its logdir."""
-        return self._resume_point.is_used
+        return self.current_run.resume_point.is_used
 
     @property
     @final

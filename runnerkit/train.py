@@ -16,11 +16,11 @@ from runnerkit.errors import UnknownKeyError
 from runnerkit.logger import ILogger
 from runnerkit.loop import checks
 from runnerkit.loop.attributes import ProcessState
+from runnerkit.loop.run import Run
 from runnerkit.passes.engine_in_use import lent
 from runnerkit.passes.evaluation import EvaluationHooks, evaluate
 from runnerkit.passes.prediction import Prediction, stream, write
 from runnerkit.resume.overrides import Source
-from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.runner import IRunner
 from runnerkit.steps.budget import Budget
 from runnerkit.storage.remote.urls import as_url
@@ -166,7 +166,7 @@ class Runner(IRunner):
         del arguments["self"]
         options = TrainOptions(**arguments)  # raises before this runner changes
         self._given = _Given(loaders, criterion, optimizer, scheduler, options.all_callbacks, options.all_loggers)
-        self._given_engine, self._resume_point = options.chosen_engine, options.resume_point
+        self._given_engine, self.current_run = options.chosen_engine, Run(resume_point=options.resume_point)
         self._num_epochs, self._budget = options.budget.num_epochs, options.budget
         self._seed, self._hparams = seed, dict(hparams or {})
         self.model, self.criterion, self.optimizer, self.scheduler = model, criterion, optimizer, scheduler
@@ -323,7 +323,7 @@ class Runner(IRunner):
         worker = copy.copy(runner)
         worker.criterion = worker.optimizer = worker.scheduler = None
         worker._given, worker._given_engine, worker._own_engine = _Given(), None, None
-        worker._resume_point = ResumePoint()
+        worker.current_run = Run()
         worker._reset()
         return worker
 
@@ -367,6 +367,5 @@ class Runner(IRunner):
             trained_with=self._given.callbacks,
         )  # fmt: skip
         with hooks.entered():
-            self.valid_every_steps, self._seed, self._resume_point = None, seed, ResumePoint()
-            self._given_hooks = hooks
+            self.valid_every_steps, self._seed, self.current_run = None, seed, Run(hooks)
             return evaluate(self)

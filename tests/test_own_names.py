@@ -14,7 +14,7 @@ def method(self):
 
 
 @pytest.mark.parametrize("base", [dl.IRunner, dl.Runner, dl.SupervisedRunner])
-@pytest.mark.parametrize("name", ["step", "batch", "num_steps", "engine", "loader", "global_batch_step", "_stage"])
+@pytest.mark.parametrize("name", ["step", "batch", "num_steps", "engine", "loader", "global_batch_step", "current_run"])
 @pytest.mark.parametrize("kind", [lambda each: each, property, functools.cached_property, staticmethod])
 def test_a_method_of_the_name_of_an_attribute_is_refused(base, name, kind):
     """The runner would write over it, or read it: `def step` broke a run that has a logdir, after an epoch."""
@@ -29,7 +29,7 @@ def test_a_value_that_the_runner_would_replace_is_refused(name, value):
         type("Own", (dl.IRunner,), {name: value})
 
 
-@pytest.mark.parametrize("name", ["seed", "hparams", "stages", "num_epochs", "_reset", "_run_batch", "_emit"])
+@pytest.mark.parametrize("name", ["seed", "hparams", "stages", "num_epochs", "_reset"])
 def test_a_method_in_place_of_a_property_or_of_a_private_method_is_refused(name):
     words = "a method of the runner itself" if name[0] == "_" else "a property of the runner: decorate it with @prop"
     with pytest.raises(TypeError, match=f"Own.{name} replaces {words}"):

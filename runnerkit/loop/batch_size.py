@@ -53,15 +53,15 @@ def check(runner: IRunner) -> None:
     """
     current, key, size = runner.loader_pass, runner.loader_key, runner.batch_size
     batch, current.first_batch = current.first_batch, None
-    if key in runner._stage.checked_batch_sizes:
+    if key in runner.current_run.stage.checked_batch_sizes:
         return
-    runner._stage.checked_batch_sizes.add(key)
+    runner.current_run.stage.checked_batch_sizes.add(key)
     if size != batch_size_of(batch):
         return
     expected, reason = getattr(runner.loader, "batch_size", None), _disagreement(batch, size)
     if isinstance(expected, int) and (size > expected or (runner.loader_batch_len or 0) > 1):  # one batch may be short
         if size > expected or (size < expected and reason):  # otherwise collate_fn may have dropped samples
-            runner._stage.miscounted.add(key)
+            runner.current_run.stage.miscounted.add(key)
             runner.gradient_step.own_size = None
         reason = f"the loader's batch_size is {expected}" if size != expected else ""
     if reason and runner.engine.is_main_process:

@@ -205,7 +205,7 @@ def compare_streams(runner: IRunner, batches: Iterator[Any]) -> Iterator[Any]:
         ValueError: on every rank, with the loader's key. Every rank must call: this gathers.
     """
     key, share = runner.loader_key, share_of(runner.loader)
-    if share.head is None or key in runner._stage.compared_streams:
+    if share.head is None or key in runner.current_run.stage.compared_streams:
         return batches
     from runnerkit.sampling.streams.heads import compare  # late, as few runs need it
 
@@ -228,7 +228,7 @@ def compare_streams(runner: IRunner, batches: Iterator[Any]) -> Iterator[Any]:
             "loader %r: the first samples of its stream have the same numbers in every process, but other content. "
             "Ignore this if the content contains random noise. %s", key, _SAME_STREAM,
         )  # fmt: skip
-    runner._stage.compared_streams.add(key)
+    runner.current_run.stage.compared_streams.add(key)
     return chain(first, batches)
 
 
@@ -276,7 +276,7 @@ def check_not_empty(runner: IRunner, *, num_samples: int | None = None) -> None:
 
 def warn_of_length(runner: IRunner, length: int | None) -> None:
     """Warn, once per loader, that a training loader gave another number of batches than its length."""
-    known = runner._stage.misstated_lengths
+    known = runner.current_run.stage.misstated_lengths
     if runner.loader_key not in known and runner.engine.is_main_process:
         logger.warning(
             "loader %r gave %d batches, but its length is %s: correct the __len__ of its data set, from which "

@@ -40,7 +40,7 @@ def add_context(runner: IRunner, error: BaseException) -> None:
             "train: let forward choose: self.model(x, part='encode'). self.engine.unwrap(self.model) has the "
             "model's attributes, to be read"
         )
-    elif explained := runner.engine.explain(error, as_dict(runner._stage.training_model)):
+    elif explained := runner.engine.explain(error, as_dict(runner.current_run.stage.training_model)):
         error.add_note(explained)
 
 
@@ -67,7 +67,7 @@ def is_out_of_shared_memory(error: BaseException) -> bool:
 
 def _is_about_a_method(runner: IRunner, error: BaseException) -> bool:
     """Return whether something other than the forward pass of a wrapped or sharded model was called."""
-    models = as_dict(runner._stage.training_model).values()
+    models = as_dict(runner.current_run.stage.training_model).values()
     wrappers = [each for each in models if runner.engine.unwrap(each) is not each]
     if isinstance(error, AttributeError):
         return any(str(error).startswith(f"'{type(each).__name__}' object ") for each in wrappers)

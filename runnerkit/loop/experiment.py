@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runnerkit.loop import checks, stage
+from runnerkit.loop import checks
 from runnerkit.loop.determinism import deterministic_algorithms
 from runnerkit.loop.error_context import add_context
+from runnerkit.loop.listeners import Listeners
 from runnerkit.sampling.sharding import share_of
 from runnerkit.seeding.generators import set_global_seed
 from runnerkit.steps import step_watch
@@ -31,15 +32,16 @@ EXCEPTION_HOOKS_S = 60.0  # for each on_exception hook, if other processes wait
 @contextmanager
 def experiment(runner: IRunner) -> Iterator[None]:
     """Set up the device and the process group and seed this process; on exit, close the logs even after an error."""
+    run = runner.current_run
     try:
         runner.engine.setup()
         runner.engine.in_use = True
-        runner._stage.autocast = runner.engine.autocast()
-        runner._stage.listeners.bind(runner)
+        run.stage.autocast = runner.engine.autocast()
+        run.stage.listeners.bind(runner)
         checks.warn_of_misspelt(runner, [runner])
         set_global_seed(runner.seed)
         if runner.engine.is_main_process:
-            runner._logs.collect_early()
+            run.logs.collect_early()
         with ExitStack() as modes:
             if runner.deterministic:
                 modes.enter_context(deterministic_algorithms(runner.engine))
@@ -57,19 +59,13 @@ def experiment(runner: IRunner) -> Iterator[None]:
         _close(runner)
 
 
-def end_experiment(runner: IRunner) -> None:
-    """Leave the last stage and call ``on_experiment_end`` of the callbacks of every stage."""
-    stage.leave_stage(runner)
-    runner._stage.listeners.bind(runner, runner._stage.known_callbacks)
-    runner._stage.listeners.emit("on_experiment_end", runner)
-
-
 def _close(runner: IRunner) -> None:
+    stage, logs = runner.current_run.stage, runner.current_run.logs
     with ExitStack() as closing:  # a failure does not keep the others open
-        closing.callback(runner._stage.listeners.release)
-        closing.callback(runner._logs.unlock, runner)  # last, when nothing is written anymore
-        closing.callback(stage.leave_stage, runner)
-        closing.callback(runner._logs.close, runner)
+        closing.callback(stage.listeners.release)
+        closing.callback(logs.unlock, runner)  # last, when nothing is written anymore
+        closing.callback(stage.close, runner)
+        closing.callback(logs.close, runner)
         closing.callback(step_watch.close, runner)
         for loader in runner.loaders.values():
             closing.callback(share_of(loader).close)
@@ -77,8 +73,8 @@ def _close(runner: IRunner) -> None:
 
 def _emit_exception(runner: IRunner, error: BaseException) -> None:
     """Call every ``on_exception`` hook, also those of earlier stages; a hook that fails does not hide `error`."""
-    listeners = stage.Listeners()
-    listeners.bind(runner, runner._stage.known_callbacks)
+    listeners = Listeners()
+    listeners.bind(runner, runner.current_run.stage.known_callbacks)
     for listener in listeners["on_exception"]:
         try:
             with _deadline(runner, error, _name_of(listener)):

@@ -81,7 +81,7 @@ class Pass(ProcessState):
         num_batches = count_batches(runner.loader)
         runner.loader_batch_len = num_batches + runner.loader_batch_step if num_batches is not None else None
         runner.is_within_loader = True
-        runner._stage.use_model(runner)
+        runner.current_run.stage.use_model(runner)
         runner.gradient_step = current.gradient_step = GradientStep.of_pass(runner, num_before=current.num_skipped)
         if runner.is_train_loader:
             step_watch.start_watch(runner)
@@ -134,7 +134,7 @@ class Pass(ProcessState):
                 begin_idle_step(runner, step)
         runner.loader_sample_step += num_samples
         if runner.is_train_loader:
-            runner._position.count_batch(runner, num_samples)
+            runner.current_run.position.count_batch(runner, num_samples)
 
     def finish_batch(self, runner: IRunner) -> None:
         """Add a batch's metrics to the sums; queue those of every `log_every`-th training step for the loggers."""
@@ -157,7 +157,7 @@ class Pass(ProcessState):
             self.means.update(
                 runner.batch_metrics, runner.batch_size, weight=runner.batch_weight, batch_step=runner.loader_batch_step
             )
-        logs = runner._logs
+        logs = runner.current_run.logs
         is_step = runner.is_train_loader and step.stepped_at == runner.batch_step
         if logs.wants_batch_metrics and is_step and runner.optimizer_step % runner.log_every < step.num_steps:
             logs.hand_over_steps(runner)  # earlier ones, long computed by now
@@ -179,23 +179,24 @@ class Pass(ProcessState):
         # Until here each process assumed that the others' batches are as large as its own.
         surplus, runner.loader_sample_step = runner.loader_sample_step - num_samples, num_samples
         if runner.is_train_loader:
-            runner._position.correct_samples(runner, surplus)
+            runner.current_run.position.correct_samples(runner, surplus)
             check_means(runner)
             learning.check_losses(runner)
-        runner._stage.listeners.emit("on_loader_end", runner)
+        runner.current_run.stage.listeners.emit("on_loader_end", runner)
         if not runner.is_train_loader:
-            for model in as_dict(runner._stage.training_model).values():
+            for model in as_dict(runner.current_run.stage.training_model).values():
                 runner.engine.training_model(model)  # evaluation is over, whatever comes next
         runner.loader_metrics = {name: as_number(name, value) for name, value in runner.loader_metrics.items()}
-        runner._position.end_loader(runner, self.key)
-        runner._logs.log_metrics(runner, runner.loader_metrics)
-        runner._logs.flush(runner)
+        runner.current_run.position.end_loader(runner, self.key)
+        runner.current_run.logs.log_metrics(runner, runner.loader_metrics)
+        runner.current_run.logs.flush(runner)
 
 
 @contextmanager
 def aside(runner: IRunner) -> Iterator[None]:
     """Let second passes run, and return to the pass under way, or to the runner as it was before its first loader.
 
+    A second pass is a second object, but users' code reads its batch, loader and metrics as attributes of the runner.
     After an exception nothing is restored: the runner shows where it failed.
     """
     outer = LoaderAttributes.of(runner)

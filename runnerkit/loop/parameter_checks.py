@@ -45,9 +45,9 @@ def check_added(runner: IRunner) -> None:
         ValueError: as in :func:`check_optimizer`.
     """
     optimizers = as_dict(runner.optimizer)
-    if not runner._stage.optimized.issuperset(parameters_of(optimizers)):
-        own = {*_parameters_in(runner._stage.training_model, runner.criterion)}
-        _check_known(optimizers, runner._stage.optimized | own)
+    if not runner.current_run.stage.optimized.issuperset(parameters_of(optimizers)):
+        own = {*_parameters_in(runner.current_run.stage.training_model, runner.criterion)}
+        _check_known(optimizers, runner.current_run.stage.optimized | own)
 
 
 def parameters_of(optimizers: Mapping[str, Any]) -> Iterator[Tensor]:

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import ICheckpointCallback
 from runnerkit.logger import ILogger, Scope, Step, StepQueue, takes
@@ -48,9 +48,6 @@ class RunLogs(ProcessState):
         self._early: list[tuple[str, str, Any, Step]] | None = None  # logged before the loggers are open
         self._locked: dict[Path, Callable[[], None]] = {}  # logdirs of this run, and how to release them
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return type(self)()  # a copy of a runner logs nothing
-
     def claim(self, runner: IRunner, writers: Iterable[Any]) -> None:
         """Keep other runs out of the folders that `writers` write to, until this one ends."""
         for writer in writers if runner.engine.is_main_process else ():
@@ -71,14 +68,15 @@ class RunLogs(ProcessState):
         """Keep what is logged from now on until the loggers are open."""
         self._early = []
 
-    def open(self, runner: IRunner, *, resumed_at: Step | None) -> None:
+    def open(self, runner: IRunner, loggers: dict[str, ILogger], *, resumed_at: Step | None) -> None:
         """Open the loggers; send the hyperparameters and what was logged before.
 
         Args:
             resumed_at: where the run continues with what its logdir holds; None if it does not.
         """
-        check_loggers(runner.loggers)
-        self.claim(runner, runner.loggers.values())
+        runner.loggers = loggers
+        check_loggers(loggers)
+        self.claim(runner, loggers.values())
         for key, logger in list(runner.loggers.items()):
             try:
                 logger.setup(resumed_at=resumed_at)
@@ -89,13 +87,13 @@ class RunLogs(ProcessState):
         self.log_hparams(runner)
         early, self._early = self._early or [], None
         for method, tag, value, step in early:
-            if not runner._resume_point.is_found:  # otherwise the interrupted run has logged it
+            if not runner.current_run.resume_point.is_found:  # otherwise the interrupted run has logged it
                 self._send(runner, method, tag, value, step=step, scope="loader")
         self.wants_batch_metrics = any(logger.log_batch_metrics for logger in runner.loggers.values())
 
     @contextmanager
     def paused(self, runner: IRunner) -> Iterator[None]:
-        """Log nothing in the body."""
+        """Log nothing in the body: the user's code logs to the runner, whichever pass it runs in."""
         loggers, early = runner.loggers, self._early
         runner.loggers, self._early = {}, None
         yield

@@ -43,8 +43,8 @@ def check_required_metrics(runner: IRunner) -> None:
 
 def _evaluate_one_batch(runner: IRunner, loader_key: str) -> dict[str, float] | None:
     """Return the metrics, or None if a rank raised: training will raise the same error, with more context."""
-    model = runner.model
-    with aside(runner), runner._position.trial(runner), runner._logs.paused(runner), keep_rng(), torch.no_grad():
+    model, run = runner.model, runner.current_run
+    with aside(runner), run.position.trial(runner), run.logs.paused(runner), keep_rng(), torch.no_grad():
         metrics = _evaluated(runner, loader_key)
     runner.model = model
     return metrics
@@ -64,10 +64,10 @@ def _evaluated(runner: IRunner, loader_key: str) -> dict[str, float] | None:
 
 
 def _run_one_batch(runner: IRunner, loader_key: str) -> None:
-    current = Pass.begin(runner, loader_key)
-    runner._stage.listeners.emit("on_loader_start", runner)
+    current, run = Pass.begin(runner, loader_key), runner.current_run
+    run.emit("on_loader_start", runner)
     for batch in current.batches(runner):
-        runner._run_batch(batch)
+        run.run_batch(runner, batch)
         break
 
 

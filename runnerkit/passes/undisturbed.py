@@ -31,7 +31,10 @@ def undisturbed(runner: IRunner, *others: Any) -> Iterator[None]:
 
 @contextmanager
 def unchanged(runner: IRunner) -> Iterator[None]:
-    """Give the runner back all attributes that it had, user-defined ones too, after the body or its error."""
+    """Give the runner back all attributes that it had, user-defined ones too, after the body or its error.
+
+    For a second run of the same runner, to which bound methods and callbacks of the user refer.
+    """
     kept = dict(vars(runner))
     try:
         yield

@@ -55,7 +55,8 @@ def budget_of(length: int | Budget) -> Budget:
 
 def is_over(runner: IRunner) -> bool:
     """Return whether the stage has reached a limit in steps or samples."""
-    return is_reached(runner._stage.budget, num_steps=runner.stage_optimizer_step, num_samples=runner.stage_sample_step)
+    budget = runner._stage.budget
+    return is_reached(budget, num_steps=runner.stage_optimizer_step, num_samples=runner.stage_sample_step)
 
 
 def is_reached(budget: Budget, *, num_steps: int, num_samples: int) -> bool:

@@ -132,9 +132,10 @@ def finish_batch(runner: IRunner) -> None:
         runner.optimizer_step += 1
         runner.stage_optimizer_step += 1
     elif runner._stage.has_told_steps and step.num_steps != runner.steps_per_batch:
+        told = runner._stage.num_steps
         raise ValueError(
-            f"num_steps was {runner._stage.num_steps} when the scheduler was made, with {runner.steps_per_batch} steps "
-            f"in each batch, but learn() made {step.num_steps} in batch {runner.loader_batch_step} of loader "
+            f"num_steps was {told} when the scheduler was made, with {runner.steps_per_batch} steps in each batch, but "
+            f"learn() made {step.num_steps} in batch {runner.loader_batch_step} of loader "
             f"{runner.loader_key!r}: set steps_per_batch in the runner's class, or override get_scheduler and use "
             "your own number"
         )

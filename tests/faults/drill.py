@@ -31,7 +31,7 @@ from benchmarks.results import write_section
 from runnerkit import dl
 from runnerkit.checkpoints.folder import CheckpointFolder
 from runnerkit.engines.process_environment import STORE_VARIABLE
-from runnerkit.runner import IRunner
+from runnerkit.loop.run import Run
 from tests.data.stream_sources import write_files
 from tests.faults import job
 from tests.faults.fingerprint import differences, fingerprint
@@ -62,7 +62,7 @@ class Place(NamedTuple):
 
 
 PLACES: dict[str, Place] = {
-    "before a step": Place(IRunner, "_run_batch", "before", 40),
+    "before a step": Place(Run, "run_batch", "before", 40),
     "in the forward pass": Place(nn.Linear, "forward", "before", 80),
     "in the backward pass": Place(torch.Tensor, "backward", "before", 40),
     "after the optimizer's step": Place(torch.optim.Adam, "step", "after", 40),
@@ -72,7 +72,7 @@ PLACES: dict[str, Place] = {
     "in the thread that writes": Place(torch, "save", "before", 14),
     "before the index is written": Place(CheckpointFolder, "_write_index", "before", 20),
     "before old files are deleted": Place(CheckpointFolder, "keep", "before", 14),
-    "at an epoch's end": Place(IRunner, "_emit", "after", 30),
+    "at an epoch's end": Place(Run, "emit", "after", 30),
     "before CSV is flushed": Place(dl.CSVLogger, "flush", "before", 12),
     "before TensorBoard is flushed": Place(dl.TensorboardLogger, "flush", "before", 12),
 }

@@ -1,0 +1,68 @@
+"""The methods that act on each event of a run, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from runnerkit.callback import (
+    EVENTS,
+    CallbackNode,
+    ICallback,
+    ICheckpointCallback,
+    IListener,
+    IMetricCallback,
+    innermost,
+)
+from runnerkit.steps.gradient_step import IDLE, without_weight
+
+if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
+
+_SAVED_IN = ("on_step_end", "on_epoch_end")  # after everyone else: a checkpoint holds what they did
+
+
+class Listeners(dict[str, tuple[Callable[[Any], None], ...]]):
+    """Methods that act on each event, in order; an event without overrides costs nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(dict.fromkeys((*EVENTS, IDLE), ()))
+
+    def bind(self, runner: IRunner, callbacks: Iterable[ICallback] = ()) -> None:
+        """Find the methods of `callbacks` that run in this process, and of the runner, once for all events."""
+        acting, hears = active(runner, callbacks), runner.current_run.hears
+        savers = [each for each in acting if isinstance(innermost(each), ICheckpointCallback)]
+        others = [each for each in acting if each not in savers]
+        for event in EVENTS:
+            if event.endswith("_start"):
+                order: list[IListener] = [runner, *acting]
+            elif event in _SAVED_IN:
+                order = [*others, runner, *savers]
+            else:
+                order = [*acting, runner]
+            self[event] = tuple(getattr(each, event) for each in order if each.listens_to(event) and hears(each, event))
+        scorers = [innermost(each) for each in savers if hears(each, "on_loader_end")]
+        keep = [each.keep_scored_weights for each in scorers if isinstance(each, ICheckpointCallback)]
+        self["on_loader_end"] = *keep, *self["on_loader_end"]
+        counting = {each.on_batch_end for each in acting if _counts_samples(each)}
+        self[IDLE] = without_weight, *(each for each in self["on_batch_end"] if each not in counting)
+
+    def release(self) -> None:
+        """Forget all methods: those of the runner refer to it, which would keep its loaders' workers."""
+        self.update(dict.fromkeys(self, ()))
+
+    def emit(self, event: str, runner: IRunner) -> None:
+        """Call the methods that act on `event`."""
+        for listener in self[event]:
+            listener(runner)
+
+
+def active(runner: IRunner, callbacks: Iterable[ICallback]) -> list[ICallback]:
+    """Return the callbacks that run in this process, in order."""
+    rank = runner.engine.rank if runner.engine is not None else 0
+    return sorted((each for each in callbacks if CallbackNode(each.node).includes(rank)), key=lambda each: each.order)
+
+
+def _counts_samples(callback: ICallback) -> bool:
+    inner = innermost(callback)
+    return isinstance(inner, IMetricCallback) and inner.counts_samples
