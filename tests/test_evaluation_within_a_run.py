@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from runnerkit import dl
+from tests.interrupt import at
 from tests.tiny import classification, loader, mlp, train, weights
 
 EVENTS = (
@@ -278,3 +279,23 @@ def test_a_loop_over_predictions_has_its_own_random_numbers():
     torch.manual_seed(3)
     among = [torch.rand(1).item() for _ in runner.predict_loader(loader=extra()) if model.training]
     assert among == alone
+
+
+def test_an_evaluation_within_a_run_is_a_run_of_its_own():
+    """`current_run` exists before a run, is another object in each, and is the outer one after an evaluation."""
+    runner, runs = Predicts(), []
+    assert runner.current_run.stage.training_model is None and not runner.current_run.resume_point.is_found
+
+    def evaluate(runner):
+        outer = runner.current_run
+        note = at("on_loader_start", lambda runner: runs.append(runner.current_run))
+        runner.evaluate_loader(extra(), callbacks=[note])
+        runs.append(runner.current_run)
+        assert runner.current_run is outer
+
+    for _ in range(2):
+        train(net(), runner=runner, loaders={"train": loader(8, 4)}, callbacks=[at("on_step_end", evaluate)])
+
+    outer = [id(each) for each in runs[1::2]]
+    assert outer[:2] == [outer[0]] * 2 and outer[2:] == [id(runner.current_run)] * 2
+    assert len({id(each) for each in runs}) == 6
