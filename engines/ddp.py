@@ -115,7 +115,7 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
             logger.warning("sync_bn=True is ignored: torch's SyncBatchNorm runs on GPUs only, but this is the CPU")
         device_ids = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(model, device_ids=device_ids, **self.ddp_kwargs)
-        _let_python_end_the_group(wrapped)
+        _free_reducer_before_group(wrapped)
         # A hook may exist on one rank only, for example to log, but all ranks must use the same layout.
         if self.num_processes > 2 and not any(self.gather_object(_has_special_gradients(wrapped))):
             _lay_out_buckets(wrapped)
@@ -148,7 +148,7 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
             yield
 
 
-def _let_python_end_the_group(model: DistributedDataParallel) -> None:
+def _free_reducer_before_group(model: DistributedDataParallel) -> None:
     """Reorder attributes so that `model`, if it holds the last references, frees the reducer before the group.
 
     The group's destructor waits for its threads, which may wait for the GIL. Dropping Python's reference releases the

@@ -142,11 +142,11 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         return self._data_ranks or self
 
     def cleanup(self) -> None:
-        self._let_go()
+        self._restore_optimizers()
         self._mesh = self._mesh_alone = self._saving_group = self._data_ranks = self._first_step = None
         super().cleanup()
 
-    def _let_go(self) -> None:
+    def _restore_optimizers(self) -> None:
         """Restore the optimizers' original parameters without state or communication, also after a failure."""
         from runnerkit.engines.sharding.sharded_model import follow
 
@@ -324,21 +324,21 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
     def training_alone(
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
     ) -> Iterator[dict[str, nn.Module]]:
-        from runnerkit.engines.sharding.meshes import silent_mesh_of
-        from runnerkit.engines.sharding.rehearsal import StandIn, rehearsal
+        from runnerkit.engines.sharding.meshes import mesh_without_communication
+        from runnerkit.engines.sharding.trial_models import TrialModel, trial_models
 
         real, mesh, first_step = self._sharded, self._mesh, self._first_step
         self._first_step = None  # it communicates
         try:
             if self._mesh_alone is None:
-                self._mesh_alone = silent_mesh_of(self._mesh_sizes, self.device, timeout_s=self.timeout_s)
+                self._mesh_alone = mesh_without_communication(self._mesh_sizes, self.device, timeout_s=self.timeout_s)
             self._mesh = self._mesh_alone
             with (
                 self._exchange.paused(),
-                rehearsal(real.values(), optimizers.values(), partial(StandIn, **self._options())) as stand_ins,
+                trial_models(real.values(), optimizers.values(), partial(TrialModel, **self._options())) as trials,
             ):
-                others = {key: each.module for key, each in zip(real, stand_ins, strict=True)}
-                self._sharded = {id(each.module): each for each in stand_ins}
+                others = {key: each.module for key, each in zip(real, trials, strict=True)}
+                self._sharded = {id(each.module): each for each in trials}
                 yield {key: others.get(id(uncompiled(model)), model) for key, model in models.items()}
         finally:
             self._sharded, self._mesh, self._first_step = real, mesh, first_step

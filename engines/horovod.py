@@ -153,7 +153,7 @@ class HorovodEngine(SeveralProcessesEngine):
         # Horovod keeps running until the process ends: built with MPI, it cannot start twice in one process.
         super().cleanup()
         for step in self._steps.values():
-            step.let_go()
+            step.remove_hooks()
         self._steps, self._waiting = {}, {}
         self._batch_norms.put_back()
 

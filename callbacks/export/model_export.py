@@ -99,9 +99,9 @@ class ExportCallback(Callback):
 
     def _keep(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self._inputs = each_tensor((tuple(args), kwargs), lambda each: each.detach().to("cpu", copy=True))
-        self._let_go()
+        self._remove_hook()
 
-    def _let_go(self) -> None:
+    def _remove_hook(self) -> None:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -112,7 +112,7 @@ class ExportCallback(Callback):
 
     def on_stage_end(self, runner: IRunner) -> None:
         inputs, self._inputs = self._inputs, None
-        self._let_go()
+        self._remove_hook()
         assert self._folder is not None, "on_stage_start() comes first"
         path = self._folder / self.filename
         if inputs is None:
@@ -141,7 +141,7 @@ class ExportCallback(Callback):
 
     def on_exception(self, runner: IRunner) -> None:
         self._inputs = None
-        self._let_go()
+        self._remove_hook()
 
 
 class TracingCallback(ExportCallback):

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from torch.distributed import DistError
 
-from runnerkit.engines.launch.parent import is_torchruns
+from runnerkit.engines.launch.parent import is_started_by_torchrun
 from runnerkit.loop.stop_signals import FOLDER_VARIABLE
 from runnerkit.support import pickling
 from runnerkit.support.exit_codes import STOOD_STILL
@@ -169,7 +169,7 @@ def _rebuilt(pickled: bytes) -> Any:
 def record(error: BaseException, *, rank: int, world_size: int) -> None:
     """Report a failure to the process that started this one, if that was runnerkit; call it before any teardown."""
     is_ended = getattr(signal.getsignal(signal.SIGTERM), "has_fired", False)  # by that process, which knows the cause
-    if FOLDER_VARIABLE in os.environ and not is_torchruns() and not is_ended:
+    if FOLDER_VARIABLE in os.environ and not is_started_by_torchrun() and not is_ended:
         describe(error, rank=rank, world_size=world_size).write(Path(os.environ[FOLDER_VARIABLE]))
 
 

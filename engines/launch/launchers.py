@@ -61,7 +61,7 @@ class StartedElsewhere(Launcher):
         try:
             with no_silent_exit(self._rank, self._world_size):
                 result = fn()
-            self._engine.stand_down()
+            self._engine.stop_watchdog()
             return result
         except BaseException as error:
             cause = self._engine.root_cause(error)
@@ -75,9 +75,9 @@ class StartedElsewhere(Launcher):
         try:
             with no_silent_exit(self._rank, self._world_size):
                 yield from self._engine.gather_rounds(fn())
-            self._engine.stand_down()
+            self._engine.stop_watchdog()
         except GeneratorExit:  # closing the generator early is not a failure
-            self._engine.stand_down()
+            self._engine.stop_watchdog()
             raise
         finally:
             self._engine.cleanup()

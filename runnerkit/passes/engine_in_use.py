@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def lent(
+def borrow_engine(
     runner: IRunner, model: Model | None, engine: IEngine | None, *, otherwise: Callable[[], IEngine]
 ) -> tuple[Model | None, IEngine]:
     """Return the model and the engine for a pass that may be made within a run under way.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def evaluate_alone(runner: IRunner, batches: Iterable[Batch], *, num_batches: int, attempt: int = 0) -> Metrics:
+def evaluate_on_one_rank(runner: IRunner, batches: Iterable[Batch], *, num_batches: int, attempt: int = 0) -> Metrics:
     """Evaluate `batches` as the loader that just ended, on a copy of the runner, as if there were no other processes.
 
     Runs `handle_batch`, the runner's own start events and `on_batch_end`, and the callbacks that come before the
@@ -39,7 +39,7 @@ def evaluate_alone(runner: IRunner, batches: Iterable[Batch], *, num_batches: in
     kept = {key: each for key, each in runner.callbacks.items() if _takes_part(each)}
     alone = scratch_copy(runner, callbacks=kept.values())
     vars(alone).update(
-        engine=Alone(runner.engine), loggers={}, loader_batch_step=0, loader_sample_step=0,
+        engine=SingleRankEngine(runner.engine), loggers={}, loader_batch_step=0, loader_sample_step=0,
         loader_batch_len=num_batches, loader_metrics={},
         callbacks={key: alone.callbacks[key] for key in kept},
     )  # fmt: skip
@@ -63,7 +63,7 @@ def _takes_part(callback: ICallback) -> bool:
     return callback.order < CallbackOrder.Backward or isinstance(innermost(callback), IMetricCallback)
 
 
-class Alone(IEngine):
+class SingleRankEngine(IEngine):
     """An engine that acts as a single process, with the device and precision of another engine.
 
     Args:

@@ -22,7 +22,7 @@ from torch.utils.data import (
 from runnerkit.sampling.epochs import set_epoch
 from runnerkit.sampling.feed import feed_of, with_feed
 from runnerkit.sampling.indexed.sampler import Places, ShardedBatches, ShardedBatchSampler
-from runnerkit.sampling.loader_worker import naming_the_dead
+from runnerkit.sampling.loader_worker import watch_workers
 from runnerkit.sampling.seeded_dataset import SeededDataset, is_seeded
 from runnerkit.sampling.share import AdaptedShare, LoaderShare, WholeLoader
 from runnerkit.seeding.generators import derive_seed
@@ -209,7 +209,7 @@ def batches_of(loader: Any) -> Iterator[Any]:
     if getattr(loader, "wraps_loader", False):
         return batches  # the wrapped loader's, which came through here
     batches = share_of(loader).unpacked(batches)
-    return naming_the_dead(batches) if isinstance(feed, DataLoader) and feed.num_workers > 0 else batches
+    return watch_workers(batches) if isinstance(feed, DataLoader) and feed.num_workers > 0 else batches
 
 
 def share_of(loader: Any) -> LoaderShare:

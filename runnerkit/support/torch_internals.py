@@ -172,7 +172,7 @@ def awaited_worker(iterator: Any) -> tuple[int, int] | None:
     return number, iterator._workers[number].pid
 
 
-def silent_backend() -> str:
+def backend_without_communication() -> str:
     """Return the name of a backend whose process groups do not communicate: all processes seem to send what this one
     sends."""
 

@@ -28,7 +28,7 @@ class Member:
     def cleanup(self):
         self.events.append("left")
 
-    def stand_down(self):
+    def stop_watchdog(self):
         self.events.append("stood down")
 
     def root_cause(self, error):

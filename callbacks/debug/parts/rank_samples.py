@@ -55,7 +55,7 @@ def why_unknown(loader: Any) -> str:
     return f"a {type(inner).__name__} does not report the samples in its batches"
 
 
-def samples_in_words(shares: Sequence[SeenSamples], *, loader: Any, key: str, order: list[Any] | None) -> str:
+def describe_samples(shares: Sequence[SeenSamples], *, loader: Any, key: str, order: list[Any] | None) -> str:
     """Describe the samples that all processes saw together.
 
     Args:

@@ -157,15 +157,15 @@ def _of_rank(loader: Any, feed: Any, rank: int) -> Any:
     return shard
 
 
-def in_pieces(passes: Passes) -> Passes | None:
+def split_batches_unequally(passes: Passes) -> Passes | None:
     """Split each batch into two unequal ones, so that a mean of batch means changes too; None if that is impossible."""
-    if any(given is None or not all(map(_is_cuttable, given)) for _, given in passes):
+    if any(given is None or not all(map(_can_split, given)) for _, given in passes):
         return None
     pieces = [[part for batch in given or () for part in _unequal_parts(batch)] for _, given in passes]
     return [(len(parts), parts) for parts in pieces]
 
 
-def _is_cuttable(batch: Any) -> bool:
+def _can_split(batch: Any) -> bool:
     return isinstance(batch, list | tuple) and not isinstance(batch, Place)
 
 

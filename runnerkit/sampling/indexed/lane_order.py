@@ -174,16 +174,16 @@ class LaneBatchSampler(ShardedBatchSampler):
         return sizes is not None and sizes[self.rank] == 0
 
     def unpacked(self, batches: Iterator[Any]) -> Iterator[Any]:
-        return _and_the_last_again(batches) if self.repeats_last() else batches
+        return _repeat_last(batches) if self.repeats_last() else batches
 
     def _share_of(self, positions: range) -> range:
         if len(positions) < self.stride and self.repeats_last():
             return range(0)
         return super()._share_of(positions)
 
-    def num_takers(self, size: int) -> int:
+    def num_active_ranks(self, size: int) -> int:
         # A divisor of the processes, which usually divide the lanes: then each lane has one reader in this step too.
-        most = super().num_takers(size)
+        most = super().num_active_ranks(size)
         return next(number for number in range(most, 0, -1) if self.world_size % number == 0)
 
     def position_after(self, num_batches: int) -> PassPosition:
@@ -221,7 +221,7 @@ class LaneBatches(ShardedBatches):
         return self.training and num_left > self.world_size and 0 < num_left % self.world_size <= self.rank
 
     def unpacked(self, batches: Iterator[Any]) -> Iterator[Any]:
-        return _and_the_last_again(batches) if self.repeats_last() else batches
+        return _repeat_last(batches) if self.repeats_last() else batches
 
     def _own(self, num_batches: int) -> list[int]:
         numbers = super()._own(num_batches)
@@ -235,16 +235,16 @@ class LaneBatches(ShardedBatches):
         return order
 
 
-def _and_the_last_again(batches: Iterator[Any]) -> Iterator[Any]:
+def _repeat_last(batches: Iterator[Any]) -> Iterator[Any]:
     batch = None
     for batch in batches:
         yield batch
     yield batch
 
 
-def _num_readers(num_parts: int, num_takers: int) -> int:
+def _num_readers(num_parts: int, num_active_ranks: int) -> int:
     """Return how many of the processes, or workers, read each part, if they take its samples in turns."""
-    return max(1, num_takers) // gcd(num_parts, max(1, num_takers))
+    return max(1, num_active_ranks) // gcd(num_parts, max(1, num_active_ranks))
 
 
 def _warn_of_repeated_reads(order: LaneOrder, num_readers: int, share: LaneBatchSampler | LaneBatches) -> None:

@@ -207,8 +207,8 @@ class LaneStream(DividedShare, IterableDataset[Any]):
             yield part
 
     def _in_step(self, parts: Iterator[Part], start_sum: Callable[[torch.Tensor], Any]) -> Iterator[Any]:
-        """Yield a batch for each step in which a process has samples; a stand-in if they are those of others."""
-        stand_in, number, num_empty = None, 0, 0
+        """Yield a batch for each step in which any process has samples; a placeholder if this process has none."""
+        placeholder, number, num_empty = None, 0, 0
         part, sizes_there = self._next(parts, start_sum)
         while max(sizes := sizes_there().tolist()) >= 0:
             following = self._next(parts, start_sum)
@@ -222,11 +222,11 @@ class LaneStream(DividedShare, IterableDataset[Any]):
                 if part is not None and part.size:
                     yield part.content
                 else:
-                    stand_in = stand_in or [self._stand_in()]
-                    yield copy.deepcopy(stand_in[0])  # `handle_batch` may modify it
+                    placeholder = placeholder or [self._placeholder_batch()]
+                    yield copy.deepcopy(placeholder[0])  # `handle_batch` may modify it
             part, sizes_there = following
 
-    def _stand_in(self) -> Any:
+    def _placeholder_batch(self) -> Any:
         """Return a batch of this process's first samples, or of others' if it has none, as large as any other."""
         epoch = int(self._epoch[0])
         with keep_cpu_rng():

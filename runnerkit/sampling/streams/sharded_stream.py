@@ -167,10 +167,10 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
         first, part, size = chunk
         if self.batch_size is None or size == 0:
             return part or first[:1], [*[None] * size, *[0] * (self.world_size - size)]
-        num_takers = self.num_takers(size)
-        if num_takers < self.world_size:
-            part = first[self.rank if self.rank < num_takers else 0 :: num_takers]
-        return part, self.sizes_of_takers(size)
+        num_active_ranks = self.num_active_ranks(size)
+        if num_active_ranks < self.world_size:
+            part = first[self.rank if self.rank < num_active_ranks else 0 :: num_active_ranks]
+        return part, self.sizes_on_ranks(size)
 
     def _read(self, samples: Iterator[Any], begin: int) -> tuple[Chunk, Iterator[Any]]:
         """Read one chunk, after `begin` samples of this pass, with the generators as the stream left them.

@@ -117,7 +117,7 @@ class Lease:
         except Replaced:
             pass
         found = self._store.read(LEASE)
-        seen, seen_at, is_told = found, time.monotonic(), False
+        seen, seen_at, is_reported = found, time.monotonic(), False
         while found is not None:
             other = _parsed(found[0])
             is_dead = other.get("place") == self._content["place"]  # its lock is ours now
@@ -128,8 +128,8 @@ class Lease:
                 self.unsettled = [*filter(is_run_file, unsettled)] if isinstance(unsettled, list) else []
                 self._content["unsettled"] = self.unsettled  # this run may be killed before it deletes them
                 break
-            if not is_told:
-                is_told = True
+            if not is_reported:
+                is_reported = True
                 logger.warning(
                     "%s: waiting up to %g s for a sign of life of another run, %s", self._store.url, TAKEOVER_S,
                     _who(other),
