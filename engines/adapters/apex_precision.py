@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runnerkit.engines.adapters.apex_loan import MasterWeights, PatchedAttributes
+from runnerkit.engines.adapters.apex_changes import MasterWeights, PatchedAttributes
 from runnerkit.engines.adapters.apex_package import import_part, native, require_apex
 from runnerkit.precision import Precision
 from runnerkit.types import StateDict

@@ -24,7 +24,7 @@ _NUM_CONSEQUENCES = "runnerkit/consequences"
 
 
 def root_cause(
-    error: BaseException, *, store: Store, rank: int, world_size: int, leave: Callable[[], None]
+    error: BaseException, *, store: Store, rank: int, world_size: int, close_group: Callable[[], None]
 ) -> BaseException:
     """Return what ended the job: `error`, or if that only reports the loss of a process, what that process raised.
 
@@ -33,10 +33,10 @@ def root_cause(
 
     Args:
         store: store of the process group; rank zero's process may hold it.
-        leave: closes the process group, so that ranks that wait for this process fail as well.
+        close_group: closes the process group, so that ranks that wait for this process fail as well.
     """
     with _without_sigchld():
-        return _root_cause(error, store, rank, world_size, leave)
+        return _root_cause(error, store, rank, world_size, close_group)
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def _without_sigchld() -> Iterator[None]:
 
 
 def _root_cause(
-    error: BaseException, store: Store, rank: int, world_size: int, leave: Callable[[], None]
+    error: BaseException, store: Store, rank: int, world_size: int, close_group: Callable[[], None]
 ) -> BaseException:
     failure = describe(error, rank=rank, world_size=world_size)
     if not failure.is_consequence:
@@ -64,7 +64,7 @@ def _root_cause(
     try:
         within(_ANSWER_S, lambda: _report(failure, store))
         traceback.clear_frames(error.__traceback__)  # frames hold the model, which holds the open group
-        leave()
+        close_group()
         cause, num_reported = error, world_size
         if failure.is_consequence:
             cause, num_reported = within(_REPORT_S + _ANSWER_S, lambda: _find(error, store, world_size))

@@ -17,7 +17,7 @@ T = TypeVar("T")
 VariablesOf = Callable[[int], dict[str, str]]
 
 
-class StartedHere(Launcher):
+class SpawnLauncher(Launcher):
     """Processes of this machine, started for each call and ended with it.
 
     Args:
@@ -45,7 +45,7 @@ class StartedHere(Launcher):
             yield from spawn_rounds(fn, variables_of=variables_of, **self._job)
 
 
-class StartedElsewhere(Launcher):
+class ExternalLauncher(Launcher):
     """This process of a job that torchrun, srun, mpirun, horovodrun, the user or runnerkit itself has started.
 
     Args:

@@ -15,12 +15,12 @@ logger = logging.getLogger(__name__)
 
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"  # read by gloo: the interface on which it listens
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of netdevice(7)
-_SOME_PORT = 9  # nothing is sent there
+_ANY_PORT = 9  # nothing is sent there
 LOOPBACK = "127.0.0.1"
 _LOOPBACK_OF_MACOS = "lo0"
 
 
-def route_to(host: str, port: int = _SOME_PORT) -> str:
+def route_to(host: str, port: int = _ANY_PORT) -> str:
     """Return the IP address from which this machine reaches `host`; a loopback address if `host` is this machine.
 
     Raises:

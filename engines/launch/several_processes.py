@@ -61,7 +61,7 @@ class SeveralProcessesEngine(IEngine, ABC):
         if self._store is None or isinstance(error, Stopped):
             return error
         place = {"rank": self.rank, "world_size": self.world_size}
-        return root_cause(error, store=self._store, leave=self.cleanup, **place)
+        return root_cause(error, store=self._store, close_group=self.cleanup, **place)
 
     def cleanup(self) -> None:
         super().cleanup()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runnerkit.engines.sharding.sharded_model import ShardedModel, follow
+from runnerkit.engines.sharding.sharded_model import ShardedModel, move_optimizer
 from runnerkit.models.shards import local
 
 
@@ -58,13 +58,13 @@ def trial_models(
         values.clear()
         pairs = {its[name]: other for its, trial in zip(shards, trials, strict=True) for name, other in _named(trial)}
         for optimizer in optimizers:
-            follow(optimizer, pairs, convert=None)
+            move_optimizer(optimizer, pairs, convert=None)
         try:
             yield trials
         finally:
             back = {other: own for own, other in pairs.items()}
             for optimizer, by_parameter, options in kept:
-                follow(optimizer, back, convert=None)
+                move_optimizer(optimizer, back, convert=None)
                 optimizer.state.update(by_parameter)
                 for group, own in zip(optimizer.param_groups, options, strict=True):
                     group.update(own)

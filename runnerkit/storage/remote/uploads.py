@@ -14,7 +14,7 @@ from pathlib import Path
 
 from runnerkit.storage.checksum import sha256_of
 from runnerkit.storage.remote.files import Mark, files_of_checkpoints, link, logs_of, mark_of
-from runnerkit.storage.remote.lease import Lease, LostLease
+from runnerkit.storage.remote.lease import Lease, LeaseLost
 from runnerkit.storage.remote.manifest import CHECKPOINTS, FILE, Entry, Manifest
 from runnerkit.storage.remote.store import PATIENCE_S, Replaced, Store
 
@@ -285,7 +285,7 @@ class Uploads:
         try:
             self._version = self._store.write(FILE, manifest.to_json(), replaces=self._version)
         except Replaced as error:
-            raise LostLease(
+            raise LeaseLost(
                 f"another run has written to {self._store.url} at the same time, so this one ends"
             ) from error
         self._manifest = manifest
