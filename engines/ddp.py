@@ -17,7 +17,7 @@ from runnerkit.engine import uncompiled
 from runnerkit.engines.adapters import comm_hooks
 from runnerkit.engines.launch.process_group import ProcessGroupEngine, ProcessGroupOptions
 from runnerkit.models.parameters import is_trained
-from runnerkit.support.torch_internals import has_gradient_hooks, has_no_buckets
+from runnerkit.support.torch_internals import has_gradient_hooks, has_no_buckets, has_sparse_gradients
 
 __all__ = ["DistributedDataParallelEngine"]
 
@@ -176,5 +176,5 @@ def _lay_out_buckets(model: DistributedDataParallel) -> None:
 def _has_special_gradients(model: DistributedDataParallel) -> bool:
     """Return whether buckets are never rebuilt, or zeros would mislead a static graph or reach the user's hooks."""
     learns = model.find_unused_parameters or model.static_graph or model.mixed_precision is not None
-    is_sparse = any(getattr(module, "sparse", False) for module in model.modules())
+    is_sparse = any(map(has_sparse_gradients, model.modules()))
     return learns or is_sparse or has_no_buckets(model) or any(map(has_gradient_hooks, model.parameters()))

@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import (
@@ -131,7 +131,7 @@ class EvaluationHooks(ProcessState):
 
     @property
     def _caller_callbacks(self) -> Mapping[str, ICallback]:
-        """Callbacks of the calling process, which get the state of those that ran."""
+        """Callbacks of the calling process, which get the state of the callbacks that ran."""
         if self.callbacks is not None:
             return self.callbacks
         return self.trained_with if self._of_run is None else {}
@@ -186,14 +186,16 @@ class EvaluationHooks(ProcessState):
 
 
 def _callers(listeners: Iterable[IListener]) -> list[IListener]:
-    """Return those in whose methods for events this call is made."""
+    """Return the listeners whose event methods are on the call stack."""
     codes: dict[CodeType, list[tuple[IListener, Any]]] = {}
     for listener in listeners:
         for each in {id(each): each for each in (listener, _inner(listener))}.values():
             for method in (getattr(each, event) for event in EVENTS):
-                function = getattr(method, "__func__", method)
-                if (code := getattr(function, "__code__", None)) is not None:
-                    codes.setdefault(code, []).append((listener, getattr(method, "__self__", None)))
+                function, owner = (
+                    (method.__func__, method.__self__) if isinstance(method, MethodType) else (method, None)
+                )
+                if isinstance(function, FunctionType):
+                    codes.setdefault(function.__code__, []).append((listener, owner))
     found, frame = [], inspect.currentframe()
     while frame is not None:
         for listener, owner in codes.get(frame.f_code, ()):

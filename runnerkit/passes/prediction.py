@@ -21,6 +21,7 @@ from runnerkit.engine import IEngine
 from runnerkit.loop.checks import check_one_loader
 from runnerkit.loop.hooks import call_hook
 from runnerkit.passes.restored_state import isolated, modules_in
+from runnerkit.sampling.feed import dataset_of, num_workers_of, samplers_of
 from runnerkit.sampling.indexed.sampler import ShardedBatchSampler
 from runnerkit.sampling.orders import PREDICT
 from runnerkit.sampling.sharding import batches_of, distributed_sampler_of, share_of
@@ -174,7 +175,7 @@ def _predict(runner: Predictor, prediction: Prediction) -> Generator[Any, None, 
 
 def _batches(runner: Predictor, loader: Any, prediction: Prediction) -> Iterator[Any]:
     engine = runner.engine
-    if getattr(loader, "num_workers", 0):
+    if num_workers_of(loader):
         engine.settle()
     for number, batch in enumerate(batches_of(loader), start=1):
         try:
@@ -190,7 +191,7 @@ def _batches(runner: Predictor, loader: Any, prediction: Prediction) -> Iterator
 
 def _warn_about_gaps(loader: Any, share: LoaderShare) -> None:
     """Warn if a loader drops samples because drop_last cannot be unset in its share."""
-    sources = (loader, getattr(loader, "batch_sampler", None))
+    sources = (loader, samplers_of(loader)[1])
     if share.drop_last is None and any(getattr(each, "drop_last", False) for each in sources):
         logger.warning(
             "loader %r: its sampler keeps drop_last=True, so the samples of a short last batch are not predicted; "
@@ -201,9 +202,11 @@ def _warn_about_gaps(loader: Any, share: LoaderShare) -> None:
 
 def _warn_of_shuffling(loader: Any) -> None:
     """Warn that predictions will not be in the order of the data set."""
-    samplers = (getattr(each, "sampler", None) for each in (loader, getattr(loader, "batch_sampler", None)))
-    is_shuffled = any(isinstance(each, RandomSampler) or getattr(each, "shuffle", False) is True for each in samplers)
-    if is_shuffled or not getattr(getattr(loader, "dataset", None), "keeps_order", True):
+    sampler, _, inner = samplers_of(loader)
+    is_shuffled = any(
+        isinstance(each, RandomSampler) or getattr(each, "shuffle", False) is True for each in (sampler, inner)
+    )
+    if is_shuffled or not getattr(dataset_of(loader), "keeps_order", True):
         logger.warning(
             "loader %r shuffles: predictions come in its order, not in the data set's; use shuffle=False, or "
             "return an identifier of each sample from predict_batch",

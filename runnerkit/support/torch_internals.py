@@ -1,4 +1,4 @@
-"""Everything that runnerkit uses of torch without torch promising to keep it, tested with each supported version."""
+"""The parts of torch that runnerkit uses although they are not public, tested with each supported version."""
 
 from __future__ import annotations
 
@@ -129,6 +129,16 @@ def has_no_buckets(model: nn.Module) -> bool:
 def local(tensor: Any) -> Any:
     """Return this process's part of a DTensor, sharing its memory; any other tensor unchanged."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether a tensor is a DTensor; its class need not be imported for that."""
+    return hasattr(tensor, "full_tensor")
+
+
+def has_sparse_gradients(module: nn.Module) -> bool:
+    """Return whether a module is an embedding with ``sparse=True``."""
+    return bool(getattr(module, "sparse", False))
 
 
 def replace_parameters(module: nn.Module, tensors: dict[str, Any]) -> dict[str, Any]:

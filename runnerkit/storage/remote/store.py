@@ -80,7 +80,7 @@ class Store:
         self._stopped = threading.Event()
 
     def with_patience(self, patience_s: float | None) -> Store:
-        """Return a store of the same objects, which has worked if this one has."""
+        """Return a store of the same objects; it counts as reachable if this one has been reached."""
         other = Store(self.url, patience_s=patience_s)
         other._has_worked = self._has_worked
         return other
@@ -299,7 +299,7 @@ def _pauses() -> Iterator[float]:
 
 def _is_about_condition(error: BaseException | None) -> bool:
     while error is not None:
-        code = getattr(error, "response", {}).get("Error", {}).get("Code") if hasattr(error, "response") else None
+        code = getattr(error, "response", {}).get("Error", {}).get("Code")
         if isinstance(error, FileExistsError) or code in _CONDITION:
             return True
         error = error.__cause__
