@@ -54,7 +54,8 @@ def spawn(
 
     Args:
         fn: function to call; it is pickled with all it refers to.
-        variables: environment variables besides RANK and the like; without MASTER_ADDR processes meet in a file.
+        variables: environment variables besides RANK, WORLD_SIZE and their local forms; without MASTER_ADDR, the
+            processes meet in a file.
         variables_of: returns further variables for a rank.
     Raises:
         TypeError: `fn` refers to something that cannot be pickled.

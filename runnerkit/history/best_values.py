@@ -63,7 +63,7 @@ def compare_runs(logdir: Logdirs, *, metric: str | None = None, loader: str | No
 
     Args:
         logdir: see ``read_metrics``.
-        metric, loader: by default those that selected the best checkpoints, if these are the same in all runs; else
+        metric, loader: by default the pair that selected the best checkpoints, if it is the same in all runs; else
             "loss" and "valid", if they were logged; else the first ones.
     Returns:
         One row per run (and stage), with NaN for a run that did not log the metric. The rows are in the order of

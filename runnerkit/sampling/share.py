@@ -1,4 +1,4 @@
-"""The contract of a process's share of a loader, and the share of a loader that nobody divides."""
+"""The contract of a process's share of a loader, and the share of a loader that is not divided."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class LoaderShare(ABC):
         return self.order is None or len(self.order) > 0
 
     def described(self) -> Order | None:
-        """Describe the length and order of a pass, which a resumed one has to have as well; None if unknown."""
+        """Describe the length and order of a pass, which a resumed pass must have as well; None if unknown."""
         return None
 
     @property

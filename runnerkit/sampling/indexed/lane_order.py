@@ -1,9 +1,9 @@
 """The order in which a job reads files: lanes, which processes and workers divide, so that each sample is read once.
 
 The samples of all files, one file after another, are cut into lanes of equal length. Step k of the job takes its
-samples in rotation from the lanes of turn k % turns. So a lane belongs to one process, if the number of processes
-divides the lanes of a turn, and to one data worker, if the number of workers divides the turns: worker w of a
-DataLoader makes batches w, w + num_workers, and so on.
+samples in rotation from the lanes of turn k % turns. So a lane belongs to one process if the number of processes
+divides the lanes of a turn. It also belongs to one data worker if the number of workers divides the turns, because
+worker w of a DataLoader makes batches w, w + num_workers, and so on.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class LaneBatchSampler(ShardedBatchSampler):
         self._order_stride = self.stride
 
     def repeats_last(self) -> bool:
-        """Return whether this process repeats its last batch, as all samples of the last step belong to others.
+        """Return whether this process repeats its last batch, as the last step's samples belong to other processes.
 
         Reading others again would open a file.
         """
@@ -216,7 +216,7 @@ class LaneBatches(ShardedBatches):
         self.key, self.num_workers = key, num_workers
 
     def repeats_last(self) -> bool:
-        """Return whether this process repeats its last item, as all items of the last step belong to others."""
+        """Return whether this process repeats its last item, as the last step's items belong to other processes."""
         num_left = len(self.sampler) - self.num_consumed
         return self.training and num_left > self.world_size and 0 < num_left % self.world_size <= self.rank
 

@@ -1,4 +1,4 @@
-"""A process's share of a stream of shards, of which the whole job reads each once.
+"""A process's share of a stream of shards; all processes together read each shard once.
 
 The shards are dealt to lanes, and step k of the job takes its samples in rotation from the lanes of turn k % turns, as
 in :mod:`runnerkit.sampling.indexed.lane_order`. The number of samples in a shard is not known in advance, so lanes end
@@ -101,7 +101,7 @@ class LaneStream(DividedShare, IterableDataset[Any]):
         self._ahead, self._sizes, self._num_empty = {}, {}, {}
 
     def position_after(self, num_batches: int) -> dict[str, Any]:
-        """Return the place of each lane after `num_batches`; None for those of other processes, which are not known."""
+        """Return the place of each lane after `num_batches`; None for other processes' lanes, which are unknown."""
         num_steps = num_batches + self._num_empty.get(num_batches - 1, 0)
         places = [
             list(self._place_after(num_steps, lane)) if lane % self.world_size == self.rank else None
@@ -135,7 +135,7 @@ class LaneStream(DividedShare, IterableDataset[Any]):
         return sys.maxsize if self.batch_size is not None and self.endless else 0
 
     def joined(self, position: PassPosition, gather: Callable[[Any], list[Any]]) -> PassPosition:
-        """Return the position of the job from those of all processes: each knows the shards of its own lanes."""
+        """Return the position of the job from all processes' positions: each knows the shards of its own lanes."""
         positions = gather(position)
         places = [positions[lane % self.world_size]["places"][lane] for lane in range(self.lanes * self.turns)]
         return {**positions[0], "places": places}
@@ -227,7 +227,7 @@ class LaneStream(DividedShare, IterableDataset[Any]):
             part, sizes_there = following
 
     def _placeholder_batch(self) -> Any:
-        """Return a batch of this process's first samples, or of others' if it has none, as large as any other."""
+        """Return a full batch of this process's first samples, or of another process's if this one has none."""
         epoch = int(self._epoch[0])
         with keep_cpu_rng():
             seed_generators(derive_seed(self.seed, "stand-in", epoch))

@@ -21,7 +21,7 @@ _NUM_WATCHED = 64  # samples that are read with all generators of their own, to 
 
 
 class Chunk(NamedTuple):
-    """Samples of one step that a process keeps: the `first` ones and its own `part`; `size` counts those of all."""
+    """Samples of one step that a process keeps: the `first` ones and its own `part`; `size` counts all processes'."""
 
     first: list[Any]
     part: list[Any]
@@ -175,7 +175,7 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
     def _read(self, samples: Iterator[Any], begin: int) -> tuple[Chunk, Iterator[Any]]:
         """Read one chunk, after `begin` samples of this pass, with the generators as the stream left them.
 
-        Only those that it draws from are exchanged, which its first samples show. If it draws from another one later,
+        Only the generators from which the first samples draw are exchanged. If it draws from another one later,
         it is read again from its start.
 
         Returns:

@@ -237,7 +237,7 @@ def _copy_names(target: Path, store: Store, names: list[str], part: Part) -> set
             paths |= _copied(target / run, f"{store.url}/{run.rstrip('/')}", part)
             runs.append(run)
         except ValueError as error:
-            logger.warning("%s: copying its files, but not as those of a run", error)
+            logger.warning("%s: copying its files one by one, because it is not a readable run", error)
     for name in names:
         if is_wanted(name) and not name.startswith(tuple(runs)):
             _copy_object(target / name, store, name)
