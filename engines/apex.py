@@ -55,7 +55,9 @@ def with_apex(
         ValueError: a value that Apex would reject, or ``compile``.
     """
     if "precision" in options:
-        raise TypeError(f"{engine}'s name fixes its precision; pass opt_level= and the like, or use another engine")
+        raise TypeError(
+            f"{engine}'s name fixes its precision; pass opt_level= and other Apex options, or use another engine"
+        )
     if options.get("compile"):
         raise ValueError(f"torch.compile does not support Apex's changes to torch. {native(engine)}, and compiles.")
     arguments = {name: options[name] for name in ApexOptions.__annotations__ if name in options}

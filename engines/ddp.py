@@ -17,7 +17,7 @@ from runnerkit.engine import uncompiled
 from runnerkit.engines.adapters import comm_hooks
 from runnerkit.engines.launch.process_group import ProcessGroupEngine, ProcessGroupOptions
 from runnerkit.models.parameters import is_trained
-from runnerkit.support.torch_internals import has_gradient_hooks, has_no_buckets
+from runnerkit.support.torch_internals import has_gradient_hooks, has_no_buckets, has_sparse_gradients
 
 __all__ = ["DistributedDataParallelEngine"]
 
@@ -115,7 +115,7 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
             logger.warning("sync_bn=True is ignored: torch's SyncBatchNorm runs on GPUs only, but this is the CPU")
         device_ids = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(model, device_ids=device_ids, **self.ddp_kwargs)
-        _let_python_end_the_group(wrapped)
+        _free_reducer_before_group(wrapped)
         # A hook may exist on one rank only, for example to log, but all ranks must use the same layout.
         if self.num_processes > 2 and not any(self.gather_object(_has_special_gradients(wrapped))):
             _lay_out_buckets(wrapped)
@@ -148,7 +148,7 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
             yield
 
 
-def _let_python_end_the_group(model: DistributedDataParallel) -> None:
+def _free_reducer_before_group(model: DistributedDataParallel) -> None:
     """Reorder attributes so that `model`, if it holds the last references, frees the reducer before the group.
 
     The group's destructor waits for its threads, which may wait for the GIL. Dropping Python's reference releases the
@@ -176,5 +176,5 @@ def _lay_out_buckets(model: DistributedDataParallel) -> None:
 def _has_special_gradients(model: DistributedDataParallel) -> bool:
     """Return whether buckets are never rebuilt, or zeros would mislead a static graph or reach the user's hooks."""
     learns = model.find_unused_parameters or model.static_graph or model.mixed_precision is not None
-    is_sparse = any(getattr(module, "sparse", False) for module in model.modules())
+    is_sparse = any(map(has_sparse_gradients, model.modules()))
     return learns or is_sparse or has_no_buckets(model) or any(map(has_gradient_hooks, model.parameters()))

@@ -121,7 +121,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         self._mesh_alone: DeviceMesh | None = None  # of the same processes, without communication
         self._saving_group: Any = None  # a ProcessGroup
         self._sharded: dict[int, ShardedModel] = {}  # by the id of the trained copy
-        self._followers: list[Optimizer] = []  # optimizers that step on shards
+        self._moved_optimizers: list[Optimizer] = []  # optimizers that step on shards
 
     def setup(self) -> None:
         super().setup()
@@ -142,17 +142,17 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         return self._data_ranks or self
 
     def cleanup(self) -> None:
-        self._let_go()
+        self._restore_optimizers()
         self._mesh = self._mesh_alone = self._saving_group = self._data_ranks = self._first_step = None
         super().cleanup()
 
-    def _let_go(self) -> None:
+    def _restore_optimizers(self) -> None:
         """Restore the optimizers' original parameters without state or communication, also after a failure."""
-        from runnerkit.engines.sharding.sharded_model import follow
+        from runnerkit.engines.sharding.sharded_model import move_optimizer
 
-        for optimizer in self._followers:
-            follow(optimizer, {shard: own for own, shard in self._pairs()}, convert=None)
-        self._followers.clear()
+        for optimizer in self._moved_optimizers:
+            move_optimizer(optimizer, {shard: own for own, shard in self._pairs()}, convert=None)
+        self._moved_optimizers.clear()
         self._sharded.clear()
         self._kept = None
 
@@ -175,7 +175,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
         from runnerkit.engines.sharding.optimizer_shards import check_known
-        from runnerkit.engines.sharding.sharded_model import follow
+        from runnerkit.engines.sharding.sharded_model import move_optimizer
         from runnerkit.models.shards import shard_like
 
         trained = {key: model for key, model in models.items() if is_trained(model)}
@@ -193,10 +193,10 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         shards = dict(self._pairs())
         for key, optimizer in optimizers.items():
             check_known(optimizer, shards, key=key)
-            follow(optimizer, shards, shard_like)
+            move_optimizer(optimizer, shards, shard_like)
             if self._kept is not None:
                 self._kept.give_state(optimizer, {shard: own for own, shard in shards.items()})
-            self._followers.append(optimizer)
+            self._moved_optimizers.append(optimizer)
         modules = {key: self.trained_module(model) for key, model in models.items()}
         self._exchange.open(modules, optimizers.values(), exchanged=shards.values())
         return models, optimizers
@@ -205,21 +205,21 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
         from runnerkit.engines.sharding.optimizer_shards import KeptShards, on_device
-        from runnerkit.engines.sharding.sharded_model import follow
+        from runnerkit.engines.sharding.sharded_model import move_optimizer
         from runnerkit.models.shards import whole
 
         owners = {shard: own for own, shard in self._pairs()}
         if self.never_whole:
             self._kept = self._kept or KeptShards()
-            self._kept.keep(self._sharded.values(), self._followers, owners)
+            self._kept.keep(self._sharded.values(), self._moved_optimizers, owners)
         else:
             for sharded in self._sharded.values():
                 sharded.gather()
-            for optimizer in self._followers:
-                follow(optimizer, owners, lambda value, own: on_device(whole(value), own.device))
+            for optimizer in self._moved_optimizers:
+                move_optimizer(optimizer, owners, lambda value, own: on_device(whole(value), own.device))
         models, optimizers = super().release(models, optimizers)
         self._exchange.close()
-        self._followers.clear()
+        self._moved_optimizers.clear()
         self._sharded.clear()
         return models, optimizers
 
@@ -324,21 +324,21 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
     def training_alone(
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
     ) -> Iterator[dict[str, nn.Module]]:
-        from runnerkit.engines.sharding.meshes import silent_mesh_of
-        from runnerkit.engines.sharding.rehearsal import StandIn, rehearsal
+        from runnerkit.engines.sharding.meshes import mesh_without_communication
+        from runnerkit.engines.sharding.trial_models import TrialModel, trial_models
 
         real, mesh, first_step = self._sharded, self._mesh, self._first_step
         self._first_step = None  # it communicates
         try:
             if self._mesh_alone is None:
-                self._mesh_alone = silent_mesh_of(self._mesh_sizes, self.device, timeout_s=self.timeout_s)
+                self._mesh_alone = mesh_without_communication(self._mesh_sizes, self.device, timeout_s=self.timeout_s)
             self._mesh = self._mesh_alone
             with (
                 self._exchange.paused(),
-                rehearsal(real.values(), optimizers.values(), partial(StandIn, **self._options())) as stand_ins,
+                trial_models(real.values(), optimizers.values(), partial(TrialModel, **self._options())) as trials,
             ):
-                others = {key: each.module for key, each in zip(real, stand_ins, strict=True)}
-                self._sharded = {id(each.module): each for each in stand_ins}
+                others = {key: each.module for key, each in zip(real, trials, strict=True)}
+                self._sharded = {id(each.module): each for each in trials}
                 yield {key: others.get(id(uncompiled(model)), model) for key, model in models.items()}
         finally:
             self._sharded, self._mesh, self._first_step = real, mesh, first_step

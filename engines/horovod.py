@@ -18,7 +18,7 @@ from runnerkit.engines.adapters.horovod_launch import is_launched, rendezvous
 from runnerkit.engines.adapters.horovod_optimizer import DistributedStep, Operation
 from runnerkit.engines.communicators.horovod import Horovod, import_horovod
 from runnerkit.engines.failures.exchange_watch import parameters_of
-from runnerkit.engines.launch.launchers import StartedElsewhere, StartedHere
+from runnerkit.engines.launch.launchers import ExternalLauncher, SpawnLauncher
 from runnerkit.engines.launch.several_processes import SeveralProcessesEngine
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.job_process import Launcher
@@ -109,13 +109,13 @@ class HorovodEngine(SeveralProcessesEngine):
         if is_launched():
             environment = ProcessEnvironment.read()
             assert environment is not None, "a launcher must have started this process"
-            return StartedElsewhere(self, environment)
+            return ExternalLauncher(self, environment)
         if self.op == "adasum":
             raise ValueError(
                 "op='adasum' needs MPI, but plain python starts processes over Gloo: start the script with "
                 f"mpirun -np {self.num_processes} python, or horovodrun --mpi -np {self.num_processes} python"
             )
-        return StartedHere(self.num_processes, server=partial(rendezvous, self.num_processes))
+        return SpawnLauncher(self.num_processes, server=partial(rendezvous, self.num_processes))
 
     def setup(self) -> None:
         assert is_launched(), "call launch() first"
@@ -153,7 +153,7 @@ class HorovodEngine(SeveralProcessesEngine):
         # Horovod keeps running until the process ends: built with MPI, it cannot start twice in one process.
         super().cleanup()
         for step in self._steps.values():
-            step.let_go()
+            step.remove_hooks()
         self._steps, self._waiting = {}, {}
         self._batch_norms.put_back()
 

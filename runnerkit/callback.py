@@ -6,6 +6,7 @@ from abc import ABC
 from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING
 
 from runnerkit.metrics.reduction import PartialSums
@@ -121,7 +122,8 @@ class IListener(ABC):
 
     def listens_to(self, event: str) -> bool:
         """Check if `event` is overridden by the class or on the object; called once per stage."""
-        return getattr(getattr(self, event), "__func__", None) is not getattr(IListener, event)
+        method = getattr(self, event)
+        return not isinstance(method, MethodType) or method.__func__ is not vars(IListener)[event]
 
 
 class ICallback(IListener):
@@ -135,6 +137,7 @@ class ICallback(IListener):
         shapes_training: True if it controls or reports on training; `evaluate_loader` then omits it.
         changes_weights: True if it changes weights after an evaluation, as a checkpoint with the score needs those
             before; assumed of classes outside of runnerkit.
+        callback: the wrapped callback, in a wrapper such as ControlFlowCallback.
     """
 
     order: int = CallbackOrder.External
@@ -143,6 +146,7 @@ class ICallback(IListener):
     requires: tuple[tuple[str, str], ...] = ()
     shapes_training: bool = False
     changes_weights: bool = False
+    callback: ICallback | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -185,7 +189,7 @@ class Callback(ICallback):
 
 def innermost(callback: ICallback) -> ICallback:
     """Return the callback inside of wrappers such as ControlFlowCallback, or `callback` itself."""
-    while isinstance(inner := getattr(callback, "callback", None), ICallback):
+    while isinstance(inner := callback.callback, ICallback):
         callback = inner
     return callback
 
@@ -218,7 +222,7 @@ def last_training_loader(runner: IRunner) -> str:
 
 
 def optimizer_callbacks(callbacks: Mapping[str, ICallback]) -> list[IOptimizerCallback]:
-    """Return those that step an optimizer, without their wrappers."""
+    """Return the callbacks that step an optimizer, without their wrappers."""
     return [each for each in map(innermost, callbacks.values()) if isinstance(each, IOptimizerCallback)]
 
 

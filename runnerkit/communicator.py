@@ -35,7 +35,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite `tensors` with those of rank zero."""
+        """Overwrite `tensors` with rank zero's."""
 
     @abstractmethod
     def barrier(self) -> None: ...
@@ -51,7 +51,7 @@ class Communicator(ABC):
 
 
 class OneProcess(Communicator):
-    """A job of one process, which has nobody to wait for.
+    """The communicator of a job of one process.
 
     >>> OneProcess().gather("value")
     ['value']

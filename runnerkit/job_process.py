@@ -129,7 +129,7 @@ class JobProcess:
         self.communicator.barrier()
 
     def gather_rounds(self, values: Generator[T, None, None]) -> Generator[list[T], None, None]:
-        """Yield the list of all ranks' first values, by rank, then that of their second values, until all have ended.
+        """Yield the list of all ranks' first values, by rank, then of their second values, until all have ended.
 
         Ranks whose `values` have ended are left out. Every rank must take all rounds.
         """
@@ -140,7 +140,7 @@ class JobProcess:
     # Failures and loaders.
 
     def record_failure(self, error: BaseException) -> None:
-        """Report `error` to the other processes, or to the one that started this, before anything else can fail.
+        """Report `error` to the other processes, or to this one's parent, before anything else can fail.
 
         Called before ``on_exception``. If `error` is about another process that did not answer, this may take seconds
         and adds the position of that process to it.

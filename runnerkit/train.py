@@ -17,7 +17,7 @@ from runnerkit.logger import ILogger
 from runnerkit.loop import checks
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.run import Run
-from runnerkit.passes.engine_in_use import lent
+from runnerkit.passes.engine_in_use import borrow_engine
 from runnerkit.passes.evaluation import EvaluationHooks, evaluate
 from runnerkit.passes.prediction import Prediction, stream, write
 from runnerkit.resume.overrides import Source
@@ -309,7 +309,9 @@ class Runner(IRunner):
         """Return the runner that predicts: a copy within a run, whose model and engine stay, or for other processes."""
         own = model is None or model is self.model
         with self._stage.evaluation_weights.evaluating():  # for a copy of the model
-            model, engine = lent(self, model, engine, otherwise=lambda: self._own_engine or get_available_engine())
+            model, engine = borrow_engine(
+                self, model, engine, otherwise=lambda: self._own_engine or get_available_engine()
+            )
         is_running = self._stage.training_model is not None or engine.in_use
         if loads and own and is_running:
             raise ValueError(
@@ -363,7 +365,7 @@ class Runner(IRunner):
         bar: dict[str, ICallback] = {"_tqdm": parts.TqdmCallback()} if verbose else {}
         chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
         hooks = EvaluationHooks(
-            self, loader, model=model, criterion=criterion, engine=chosen, callbacks=given, shown_by=bar,
+            self, loader, model=model, criterion=criterion, engine=chosen, callbacks=given, progress_callbacks=bar,
             trained_with=self._given.callbacks,
         )  # fmt: skip
         with hooks.entered():

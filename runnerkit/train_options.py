@@ -28,7 +28,7 @@ from runnerkit.types import Criterion, Model, Optimizers, Scheduler, as_dict, is
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """The arguments of :meth:`Runner.train`, which says what each of them is, and what follows from them.
+    """The arguments of :meth:`Runner.train`, where they are documented, and the values derived from them.
 
     Raises:
         ValueError, TypeError, KeyError, OSError: an argument is invalid, or contradicts another one.
@@ -127,7 +127,7 @@ class TrainOptions:
 
     @cached_property
     def all_callbacks(self) -> dict[str, ICallback]:
-        """The callbacks that are passed and those that options ask for."""
+        """The callbacks that are passed and the callbacks that options add."""
         chosen = callbacks_by_key(self.callbacks)
         wanted: dict[str, ICallback] = {}
         if self.verbose:
@@ -158,7 +158,7 @@ class TrainOptions:
 
     @cached_property
     def all_loggers(self) -> dict[str, ILogger]:
-        """The loggers that are passed, and those of every run that none of them replaces."""
+        """The loggers that are passed, and the default loggers that they do not replace."""
         loggers: dict[str, ILogger | None] = {"console": ConsoleLogger()}
         if self.folder is not None:
             loggers |= {"csv": CSVLogger(self.folder), "tensorboard": TensorboardLogger(self.folder)}
@@ -246,7 +246,7 @@ def holds(callbacks: Mapping[str, ICallback], kind: type[ICallback]) -> bool:
 
 
 def _shown_by(callbacks: Mapping[str, ICallback]) -> dict[str, ICallback]:
-    """Return what shows a run, except for those that `callbacks` have."""
+    """Return the callbacks that show a run, except those already in `callbacks`."""
     shown: dict[str, ICallback] = {
         "_model_summary": parts.ModelSummaryCallback(),
         "_run_summary": parts.RunSummaryCallback(),

@@ -42,7 +42,15 @@ OPTIONAL = {
 # With their reasons: the default of IRunner.get_engine must name some engine, and the command line may name another.
 ALLOWED = {("runnerkit.runner", "runnerkit.engines.choose"), ("runnerkit.runner", "runnerkit.engines.by_name")}
 # Modules about one optional package, or one that is slow to import, themselves imported where they are used.
-_SHARDING = ("meshes", "meta_model", "rehearsal", "optimizer_shards", "sharded_model", "tensor_checks", "tensor_plan")
+_SHARDING = (
+    "meshes",
+    "meta_model",
+    "trial_models",
+    "optimizer_shards",
+    "sharded_model",
+    "tensor_checks",
+    "tensor_plan",
+)
 LATE = {
     *(f"runnerkit.loggers.files.{name}" for name in ("event_files", "hparams_events", "media_events")),
     *(f"runnerkit.engines.sharding.{name}" for name in _SHARDING),

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from runnerkit.sampling.loader_worker import naming_the_dead
+from runnerkit.sampling.loader_worker import watch_workers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="WorkerStart handles signals on Linux only")
 OPTIONS = {"capture_output": True, "text": True, "timeout": 120, "check": False}
@@ -122,7 +122,7 @@ def test_a_killed_worker_is_named_although_torch_told_it_where_nobody_heard():
 
     try:
         with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed"):
-            list(naming_the_dead(first_symptom()))
+            list(watch_workers(first_symptom()))
     finally:
         signal.signal(signal.SIGCHLD, before)
 
@@ -133,5 +133,5 @@ def test_a_connection_that_the_data_set_lost_is_raised_at_once(monkeypatch):
 
     batches = iter(DataLoader(Ends(ConnectionResetError("the store is gone")), num_workers=1))
     with pytest.raises(ConnectionResetError, match="the store is gone"):
-        list(naming_the_dead(batches))
+        list(watch_workers(batches))
     batches._shutdown_workers()  # the error refers to the iterator

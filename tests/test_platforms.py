@@ -133,9 +133,9 @@ def test_only_linux_finds_the_network_interface(monkeypatch, caplog):
     store = SimpleNamespace(set=lambda key, value: None, multi_get=lambda keys: [b"192.0.2.1", b"192.0.2.2"])
 
     with caplog.at_level(logging.WARNING):
-        network.tell_gloo_the_interface(store, rank=0, world_size=2, host="127.0.0.1")
+        network.set_gloo_interface(store, rank=0, world_size=2, host="127.0.0.1")
     told = os.environ.get(network.INTERFACE_VARIABLE)
-    network.keep_gloo_on_this_machine()
+    network.set_gloo_loopback()
 
     assert told is None and "set GLOO_SOCKET_IFNAME to its name" in caplog.text
     assert os.environ[network.INTERFACE_VARIABLE] == "lo0"

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runnerkit.storage.rows import interleave, take_off, walk
+from runnerkit.storage.rows import interleave, to_cpu_rows, walk
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -36,11 +36,11 @@ def test_rows_that_were_dealt_out_come_back_in_order(total, num_ranks):
 
 
 def test_what_is_taken_off_is_the_rows_and_no_more():
-    """take_off copies only a view's own elements, detaches tensors and keeps the structure."""
+    """to_cpu_rows copies only a view's own elements, detaches tensors and keeps the structure."""
     large = torch.randn(4, 1000, requires_grad=True)
     prediction = {"view": large[:, :2], "lists": [large[:, 0], (None, ("a", "b", "c", "d"))]}
 
-    taken = take_off(prediction, (torch.zeros(4, 3), torch.zeros(4)))
+    taken = to_cpu_rows(prediction, (torch.zeros(4, 3), torch.zeros(4)))
 
     assert torch.equal(taken["view"], large[:, :2]) and not taken["view"].requires_grad
     assert taken["view"].untyped_storage().nbytes() == 4 * 2 * 4
@@ -64,7 +64,7 @@ def test_what_is_taken_off_is_the_rows_and_no_more():
 def test_what_is_no_rows_is_named(prediction, error, words):
     """A prediction that does not have one row per sample raises an error with its path and shape."""
     with pytest.raises(error, match=words):
-        take_off(prediction, {"features": torch.zeros(4, 3), "names": ["a", "b", "c", "d"]})
+        to_cpu_rows(prediction, {"features": torch.zeros(4, 3), "names": ["a", "b", "c", "d"]})
 
 
 ARRAYS = [np.zeros((4, 3)), np.zeros(4)]
@@ -84,17 +84,17 @@ PICTURES = [{"picture": torch.zeros(3, size, 5), "boxes": torch.zeros(size, 4)} 
 )
 def test_a_batch_has_as_many_rows_as_samples(batch, num_rows, known):
     """The length of a container, such as the pair (features, targets), is not the number of samples."""
-    assert len(take_off(torch.zeros(num_rows), batch, num_samples=known)) == num_rows
+    assert len(to_cpu_rows(torch.zeros(num_rows), batch, num_samples=known)) == num_rows
     wrong = 2 if num_rows == 4 else 9
     with pytest.raises(ValueError, match=rf"its shape is \({wrong},\)"):
-        take_off(torch.zeros(wrong), batch, num_samples=known)
+        to_cpu_rows(torch.zeros(wrong), batch, num_samples=known)
 
 
 def test_a_batch_whose_length_cannot_be_seen_has_any():
     """For a batch of unknown length, for example of a graph library, the parts need only have equal lengths."""
-    assert len(take_off({"a": torch.zeros(5), "b": np.zeros((5, 2))}, object())["a"]) == 5
+    assert len(to_cpu_rows({"a": torch.zeros(5), "b": np.zeros((5, 2))}, object())["a"]) == 5
     with pytest.raises(ValueError, match=r"prediction must have a row .*'a'\].: 5, .prediction\['b'\].: 6"):
-        take_off({"a": torch.zeros(5), "b": torch.zeros(6)}, object())
+        to_cpu_rows({"a": torch.zeros(5), "b": torch.zeros(6)}, object())
 
 
 @pytest.mark.parametrize(

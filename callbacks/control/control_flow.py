@@ -28,6 +28,8 @@ class CallbackWrapper(Callback):
     20
     """
 
+    callback: ICallback
+
     def __init__(self, base_callback: ICallback, enable_callback: bool = True) -> None:
         if not isinstance(base_callback, ICallback):
             raise TypeError(f"{type(self).__name__}: base_callback must be a runnerkit Callback, got {base_callback!r}")

@@ -57,7 +57,7 @@ class PeriodicLoaderCallback(Callback):
         self.loader_periods = {key: int(period) for key, period in loader_periods.items()}
         self.requires = ((valid_loader_key, valid_metric_key),)
         self._order: list[str] = []
-        self._resting: dict[str, Any] = {}
+        self._skipped: dict[str, Any] = {}
 
     def on_stage_start(self, runner: IRunner) -> None:
         for key in self.loader_periods:
@@ -65,21 +65,21 @@ class PeriodicLoaderCallback(Callback):
                 raise ValueError(
                     f"{type(self).__name__}: there is no loader {key!r}; the loaders are {sorted(runner.loaders)}"
                 )
-        self._resting = {}
+        self._skipped = {}
 
     def on_epoch_start(self, runner: IRunner) -> None:
         epoch = runner.stage_epoch_step
         self._order = list(runner.loaders)
-        self._resting = {key: loader for key, loader in runner.loaders.items() if not self._is_due(key, epoch)}
-        if len(self._resting) == len(runner.loaders):
+        self._skipped = {key: loader for key, loader in runner.loaders.items() if not self._is_due(key, epoch)}
+        if len(self._skipped) == len(runner.loaders):
             raise ValueError(f"no loader runs in epoch {epoch} with the periods {self.loader_periods}")
-        runner.loaders = {key: loader for key, loader in runner.loaders.items() if key not in self._resting}
+        runner.loaders = {key: loader for key, loader in runner.loaders.items() if key not in self._skipped}
 
     def on_epoch_end(self, runner: IRunner) -> None:
         # By key, to keep the loaders that other callbacks have replaced.
-        loaders = runner.loaders | self._resting
+        loaders = runner.loaders | self._skipped
         runner.loaders = {key: loaders[key] for key in self._order}
-        self._resting = {}
+        self._skipped = {}
 
     def _is_due(self, key: str, epoch: int) -> bool:
         period = self.loader_periods.get(key, 1)

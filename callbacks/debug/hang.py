@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HangCallback"]
 
-_LATER_S = 5.0  # head start of the Python thread over faulthandler's C thread, which does not need the interpreter
+_C_THREAD_DELAY_S = 5.0  # head start of the Python thread over faulthandler's C thread
 
 
 class HangCallback(Callback):
@@ -83,13 +83,13 @@ class _Watch:
         self._timeout_s, self._runner = timeout_s, runner
         self._batch: tuple[str, int] | None = None
         self._stopped = threading.Event()
-        threading.Thread(target=self._look, name="runnerkit-hang", daemon=True).start()
+        threading.Thread(target=self._poll, name="runnerkit-hang", daemon=True).start()
 
     def stop(self) -> None:
         self._stopped.set()
         faulthandler.cancel_dump_traceback_later()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         while not self._stopped.is_set():
             if self._is_between_stages() or self._is_at_another_batch():
                 self.moved_at = time.monotonic()
@@ -97,7 +97,7 @@ class _Watch:
                 faulthandler.cancel_dump_traceback_later()
             else:
                 # A C thread, which works even if the GIL is never released and no Python thread can run.
-                faulthandler.dump_traceback_later(self._timeout_s + _LATER_S, exit=True, file=2)
+                faulthandler.dump_traceback_later(self._timeout_s + _C_THREAD_DELAY_S, exit=True, file=2)
             if time.monotonic() - self.moved_at > self._timeout_s:
                 self._end()
             self._stopped.wait(min(1.0, self._timeout_s / 4))

@@ -11,14 +11,14 @@ from runnerkit.callbacks.debug.parts import rank_metrics, rank_samples, rank_wei
 from runnerkit.callbacks.debug.parts.rank_samples import SeenSamples
 from runnerkit.callbacks.debug.parts.recorded_loader import (
     Passes,
-    in_pieces,
     is_stream,
     record_loader,
     replay,
+    split_batches_unequally,
     stop_recording,
 )
 from runnerkit.engine import IEngine
-from runnerkit.passes.recomputation import evaluate_alone
+from runnerkit.passes.recomputation import evaluate_on_one_rank
 from runnerkit.precision import FP32
 from runnerkit.sampling.sharding import share_of
 from runnerkit.sampling.streams.heads import fingerprint_of
@@ -89,7 +89,7 @@ class VerifyRanksCallback(Callback):
         tells = current.recorded is not None and all(share.batches is not None for share in shares)
         if current.recorded is not None and tells:
             order = current.recorded.order
-            words = rank_samples.samples_in_words(shares, loader=runner.loader, key=runner.loader_key, order=order)
+            words = rank_samples.describe_samples(shares, loader=runner.loader, key=runner.loader_key, order=order)
         elif current.is_stream and current.is_from_start:
             words = self._check_stream(runner, current)
         else:
@@ -97,7 +97,7 @@ class VerifyRanksCallback(Callback):
             words = f"{why}, so those seen of loader {runner.loader_key!r} are unknown"
         self._tell(runner, words)
         if not runner.is_train_loader:
-            self._check_evaluation(runner, shares, why_not=self._why_not_again(runner, current, tells=tells))
+            self._check_evaluation(runner, shares, why_not=self._why_not_replayed(runner, current, tells=tells))
 
     def _check_stream(self, runner: IRunner, current: _Pass) -> str:
         engine, key = runner.engine, runner.loader_key
@@ -114,7 +114,7 @@ class VerifyRanksCallback(Callback):
         num_batches, who = sum(map(len, seen)), f"{len(seen)} ranks" if len(seen) > 1 else "1 process"
         return f"{who} saw {num_batches} batches of loader {key!r}, which are shares of one common stream"
 
-    def _why_not_again(self, runner: IRunner, current: _Pass, *, tells: bool) -> str | None:
+    def _why_not_replayed(self, runner: IRunner, current: _Pass, *, tells: bool) -> str | None:
         """Return why one process cannot evaluate the batches of all ranks again; None if it can."""
         if not current.is_from_start:
             return "they include batches before an interruption"
@@ -198,7 +198,7 @@ class VerifyRanksCallback(Callback):
                 f"one process computes the same {', '.join(exact)} of loader {key!r} from these {num_samples} samples, "
                 f"to {tolerance:.0e}",
             )
-        pieces = in_pieces(passes)
+        pieces = split_batches_unequally(passes)
         # In half precision, rounding depends on the batch size.
         if pieces is not None and isinstance(engine.precision, FP32) and not drawn:
             self._check_batch_size(runner, pieces, {name: alone[name] for name in exact}, tolerance)
@@ -239,7 +239,7 @@ class _Pass:
 
 def _evaluate_again(runner: IRunner, passes: Passes, *, attempt: int = 0) -> Metrics:
     num_batches = sum(number for number, _ in passes)
-    return evaluate_alone(runner, replay(runner.loader, passes), num_batches=num_batches, attempt=attempt)
+    return evaluate_on_one_rank(runner, replay(runner.loader, passes), num_batches=num_batches, attempt=attempt)
 
 
 def _on_any_rank(engine: IEngine, names: set[str]) -> set[str]:

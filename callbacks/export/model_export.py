@@ -20,6 +20,7 @@ from runnerkit.errors import UnknownKeyError
 from runnerkit.models.tracing import needed, onnx_export, quantize_onnx, save_program
 from runnerkit.storage.remote.urls import local_path
 from runnerkit.support.arguments import check_integers, check_keys, check_names, check_paths, check_strings
+from runnerkit.support.torch_internals import is_sharded
 from runnerkit.types import as_dict, each_tensor, like
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class ExportCallback(Callback):
             )
         self._checkpoints = next(iter(best), None)
         module = runner.engine.unwrap(models[self.model_key or ""])
-        if any(hasattr(each, "full_tensor") for each in module.parameters()):
+        if any(map(is_sharded, module.parameters())):
             raise ValueError(
                 f"{name} cannot copy a sharded model: export it after the run, from runner.load(logdir).model"
             )
@@ -99,9 +100,9 @@ class ExportCallback(Callback):
 
     def _keep(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self._inputs = each_tensor((tuple(args), kwargs), lambda each: each.detach().to("cpu", copy=True))
-        self._let_go()
+        self._remove_hook()
 
-    def _let_go(self) -> None:
+    def _remove_hook(self) -> None:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -112,7 +113,7 @@ class ExportCallback(Callback):
 
     def on_stage_end(self, runner: IRunner) -> None:
         inputs, self._inputs = self._inputs, None
-        self._let_go()
+        self._remove_hook()
         assert self._folder is not None, "on_stage_start() comes first"
         path = self._folder / self.filename
         if inputs is None:
@@ -141,7 +142,7 @@ class ExportCallback(Callback):
 
     def on_exception(self, runner: IRunner) -> None:
         self._inputs = None
-        self._let_go()
+        self._remove_hook()
 
 
 class TracingCallback(ExportCallback):

@@ -23,8 +23,9 @@ from runnerkit.checkpoints.plain_state import copied
 from runnerkit.loop.batch_size import batch_size_of
 from runnerkit.loop.error_context import is_out_of_memory
 from runnerkit.models.restored import restored
-from runnerkit.passes.recomputation import Alone
+from runnerkit.passes.recomputation import SingleRankEngine
 from runnerkit.passes.scratch_runner import scratch_copy
+from runnerkit.sampling.feed import num_workers_of
 from runnerkit.sampling.sharding import batches_of, count_batches
 from runnerkit.seeding.generators import keep_rng
 from runnerkit.support.arguments import check_integers
@@ -146,7 +147,7 @@ class BatchSizeFinder(Callback):
 
 def _first_batch(runner: IRunner, key: str) -> Any:
     loader = runner.loaders[key]
-    if getattr(loader, "num_workers", 0):
+    if num_workers_of(loader):
         runner.engine.settle()
     return next(iter(batches_of(loader)))
 
@@ -164,7 +165,7 @@ def _make_steps(
         return tensor[rows.to(tensor.device)] if tensor.ndim and len(tensor) == num_rows else tensor
 
     vars(alone).update(
-        engine=Alone(runner.engine), model=like(runner.model, models), loggers={},
+        engine=SingleRankEngine(runner.engine), model=like(runner.model, models), loggers={},
         callbacks={name: alone.callbacks[name] for name in kept}, loader_key=key, is_train_loader=True,
         loader_batch_step=0, loader_batch_len=1,
     )  # fmt: skip

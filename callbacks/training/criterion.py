@@ -27,7 +27,7 @@ class CriterionCallback(ICriterionCallback):
         criterion_key: which criterion, if the runner has several.
         prefix, suffix: added to the name.
     Raises:
-        KeyError: the criterion or a batch key does not exist; the message lists those that do.
+        KeyError: the criterion or a batch key does not exist; the message lists the existing ones.
 
     >>> CriterionCallback("logits", "targets", metric_key="loss").provides
     ('loss',)

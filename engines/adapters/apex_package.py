@@ -32,7 +32,7 @@ def require_apex(*, engine: str) -> None:
             f"newer. {native(engine)}. Apex's fused optimizers are plain optimizers and work with it."
         )
     raise ImportError(
-        f"{engine} needs NVIDIA Apex, but the package `apex` in {folders[0]} is another one: that of PyPI is an "
+        f"{engine} needs NVIDIA Apex, but the package `apex` in {folders[0]} is not it: the one on PyPI is an "
         f"unrelated web toolkit. Remove it with `pip uninstall apex`. {build}. {native(engine)}."
     )
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runnerkit.engines.adapters.apex_loan import Loan, MasterWeights
+from runnerkit.engines.adapters.apex_changes import MasterWeights, PatchedAttributes
 from runnerkit.engines.adapters.apex_package import import_part, native, require_apex
 from runnerkit.precision import Precision
 from runnerkit.types import StateDict
@@ -83,7 +83,7 @@ class Apex(Precision):
         self._device = torch.device("cpu")
         self._models: list[nn.Module] = []
         self._optimizers: list[Optimizer] = []
-        self._loans: list[Loan] = []
+        self._patches: list[PatchedAttributes] = []
         self._masters: list[MasterWeights] = []
         self._unrounded: list[StateDict] = []
         self._num_accumulating = 0
@@ -109,7 +109,7 @@ class Apex(Precision):
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
         if not models:
             return models, optimizers
-        loans = [Loan(each) for each in (*models.values(), *optimizers.values())]
+        patches = [PatchedAttributes(each) for each in (*models.values(), *optimizers.values())]
         for module, name in self.float_functions:
             self._apex.register_float_function(module, name)
         if not optimizers and self.opt_level in ("O2", "O3"):
@@ -117,9 +117,9 @@ class Apex(Precision):
             self._unrounded = [copy.deepcopy(model.state_dict()) for model in models.values()]
         changed = self._initialize(list(models.values()), list(optimizers.values()))
         self._models, self._optimizers = changed
-        for loan in loans:
-            loan.note_changes()
-        self._loans = loans
+        for patch in patches:
+            patch.record_changes()
+        self._patches = patches
         self._masters = [MasterWeights(optimizer) for optimizer in self._optimizers]
         return dict(zip(models, self._models, strict=True)), dict(zip(optimizers, self._optimizers, strict=True))
 
@@ -139,9 +139,9 @@ class Apex(Precision):
 
     def release(self) -> None:
         for masters in self._masters:
-            masters.give_back()
-        for loan in self._loans:
-            loan.give_back()
+            masters.restore()
+        for patch in self._patches:
+            patch.restore()
         if self.opt_level in ("O2", "O3"):
             for model in self._models:
                 model.float()
@@ -152,7 +152,7 @@ class Apex(Precision):
         if self.opt_level == "O1" and self._models:
             # Enter and never exit: torch's functions stay patched in this process but must not cast any longer.
             self._apex.disable_casts().__enter__()
-        self._models, self._optimizers, self._loans, self._masters = [], [], [], []
+        self._models, self._optimizers, self._patches, self._masters = [], [], [], []
         self._unrounded = []
         self._delayed.clear()
 

@@ -151,11 +151,11 @@ class DistributedStep:
 
     def release(self) -> Optimizer:
         """Return the user's optimizer with the state of Horovod's, which must not be used afterwards."""
-        self.let_go()
+        self.remove_hooks()
         self._original.load_state_dict(self.optimizer.state_dict())
         return self._original
 
-    def let_go(self) -> None:
+    def remove_hooks(self) -> None:
         """Remove Horovod's hooks from the parameters, so that another optimizer can use them."""
         # A loss that is still referenced keeps the hooks in its graph; they do nothing until it is freed.
         self.optimizer.set_backward_passes_per_step(_NEVER)

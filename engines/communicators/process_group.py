@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, though not in torch's __all__
 
 from runnerkit.communicator import Communicator, ReduceOp
-from runnerkit.engines.launch.network import keep_gloo_on_this_machine, tell_gloo_the_interface
+from runnerkit.engines.launch.network import set_gloo_interface, set_gloo_loopback
 from runnerkit.engines.launch.rendezvous import open_store
 from runnerkit.engines.process_environment import ProcessEnvironment
 
@@ -54,9 +54,9 @@ class ProcessGroup(Communicator):
         backend = backend or ("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
         store = open_store(environment, timeout=timeout)
         if "gloo" in backend and environment.is_on_one_machine:
-            keep_gloo_on_this_machine()
+            set_gloo_loopback()
         elif "gloo" in backend and environment.address is not None:
-            tell_gloo_the_interface(store, rank=rank, world_size=world_size, host=environment.address)
+            set_gloo_interface(store, rank=rank, world_size=world_size, host=environment.address)
         self._make_group(backend, store, timeout, rank=rank, world_size=world_size)
         self._owns_group = True
         return store

@@ -39,7 +39,7 @@ class _Checked:
 
 
 class ExchangeWatch:
-    """Parameters whose gradients an engine averages, compared with those that optimizers step on.
+    """A comparison of the parameters whose gradients an engine averages with the parameters that optimizers step.
 
     Each step looks at the parameters that were frozen and at the number of parameters; the first one of an optimizer in
     each training pass at all of its parameters and, if `compares`, at the gradients of all ranks.
@@ -70,7 +70,7 @@ class ExchangeWatch:
         """Watch the optimizers of a stage.
 
         Args:
-            modules: those that hold the parameters in training, by key.
+            modules: the modules that hold the parameters in training, by key.
             exchanged: those whose gradients the engine averages; None means all that require gradients now.
         """
         self.close()

@@ -16,7 +16,8 @@ from typing import Any, Self
 
 from torch.distributed import DistError
 
-from runnerkit.engines.launch.parent import is_torchruns
+from runnerkit.engines.launch.exit_on_signal import ExitOnSignal
+from runnerkit.engines.launch.parent import is_started_by_torchrun
 from runnerkit.loop.stop_signals import FOLDER_VARIABLE
 from runnerkit.support import pickling
 from runnerkit.support.exit_codes import STOOD_STILL
@@ -168,8 +169,9 @@ def _rebuilt(pickled: bytes) -> Any:
 
 def record(error: BaseException, *, rank: int, world_size: int) -> None:
     """Report a failure to the process that started this one, if that was runnerkit; call it before any teardown."""
-    is_ended = getattr(signal.getsignal(signal.SIGTERM), "has_fired", False)  # by that process, which knows the cause
-    if FOLDER_VARIABLE in os.environ and not is_torchruns() and not is_ended:
+    handler = signal.getsignal(signal.SIGTERM)
+    is_ended = isinstance(handler, ExitOnSignal) and handler.has_fired  # by that process, which knows the cause
+    if FOLDER_VARIABLE in os.environ and not is_started_by_torchrun() and not is_ended:
         describe(error, rank=rank, world_size=world_size).write(Path(os.environ[FOLDER_VARIABLE]))
 
 
@@ -183,7 +185,7 @@ def _shortened(text: str, longest: int) -> str:
 def cause_of_end(folder: Path, exit_codes: dict[int, int | None]) -> BaseException:
     """Find what ended a job: a process that died without a report, else the first exception.
 
-    When one process dies, those that wait for it raise "connection closed by peer"; that is a consequence.
+    When one process dies, the processes that wait for it raise "connection closed by peer"; that is a consequence.
 
     Args:
         folder: folder of the failure reports.

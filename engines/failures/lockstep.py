@@ -11,7 +11,7 @@ from torch.distributed import DistError, Store  # type: ignore[attr-defined]  # 
 from runnerkit.engines.failures.failure import FAILED, PeerLostError
 from runnerkit.engines.failures.stuck import answer
 
-_LOOK_EVERY_S = 1.0
+_POLL_S = 1.0
 _LONGEST_PAUSE_S = 0.05
 
 
@@ -42,7 +42,7 @@ class Lockstep:
         self._num_visits += 1
         self._under_way = f"loader/{self._num_visits}", position
         if self._thread is None:
-            self._thread = threading.Thread(target=self._look, name="runnerkit-lockstep", daemon=True)
+            self._thread = threading.Thread(target=self._compare_regularly, name="runnerkit-lockstep", daemon=True)
             self._thread.start()
 
     def leave(self, num_batches: int, *, key: str) -> None:
@@ -93,9 +93,9 @@ class Lockstep:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def _look(self) -> None:
+    def _compare_regularly(self) -> None:
         try:
-            while not self._closed.wait(_LOOK_EVERY_S):
+            while not self._closed.wait(_POLL_S):
                 self._compare()
                 answer(self._store, rank=self._rank)
         except DistError:

@@ -16,15 +16,15 @@ from runnerkit.engines.failures.failure import FAILED, Failure, WorkerError, des
 from runnerkit.engines.failures.stuck import ask_others, is_timeout
 from runnerkit.engines.failures.time_limit import within
 
-_WORDS_S = 3.0  # time for other ranks to report what happened to them
-_LINGER_S = 5.0  # time for other ranks to read the reports
+_REPORT_S = 3.0  # time for other ranks to report what happened to them
+_READ_S = 5.0  # time for other ranks to read the reports
 _ANSWER_S = 5.0  # time for the store to answer
 _POLL_S = 0.02
 _NUM_CONSEQUENCES = "runnerkit/consequences"
 
 
 def root_cause(
-    error: BaseException, *, store: Store, rank: int, world_size: int, leave: Callable[[], None]
+    error: BaseException, *, store: Store, rank: int, world_size: int, close_group: Callable[[], None]
 ) -> BaseException:
     """Return what ended the job: `error`, or if that only reports the loss of a process, what that process raised.
 
@@ -33,10 +33,10 @@ def root_cause(
 
     Args:
         store: store of the process group; rank zero's process may hold it.
-        leave: closes the process group, so that ranks that wait for this process fail as well.
+        close_group: closes the process group, so that ranks that wait for this process fail as well.
     """
     with _without_sigchld():
-        return _root_cause(error, store, rank, world_size, leave)
+        return _root_cause(error, store, rank, world_size, close_group)
 
 
 @contextmanager
@@ -56,34 +56,34 @@ def _without_sigchld() -> Iterator[None]:
 
 
 def _root_cause(
-    error: BaseException, store: Store, rank: int, world_size: int, leave: Callable[[], None]
+    error: BaseException, store: Store, rank: int, world_size: int, close_group: Callable[[], None]
 ) -> BaseException:
     failure = describe(error, rank=rank, world_size=world_size)
     if not failure.is_consequence:
         _tell_torchrun(error)
     try:
-        within(_ANSWER_S, lambda: _tell(failure, store))
+        within(_ANSWER_S, lambda: _report(failure, store))
         traceback.clear_frames(error.__traceback__)  # frames hold the model, which holds the open group
-        leave()
-        cause, num_spoke = error, world_size
+        close_group()
+        cause, num_reported = error, world_size
         if failure.is_consequence:
-            cause, num_spoke = within(_WORDS_S + _ANSWER_S, lambda: _find(error, store, world_size))
-        within(_LINGER_S + _ANSWER_S, lambda: _wait_for_readers(store, num_spoke))
+            cause, num_reported = within(_REPORT_S + _ANSWER_S, lambda: _find(error, store, world_size))
+        within(_READ_S + _ANSWER_S, lambda: _wait_for_readers(store, num_reported))
     except TimeoutError:
         error.add_note(f"rank 0 of {world_size} does not answer: its machine or this one may be cut off")
         return error
     except DistError:
         if not failure.is_consequence:
             return error
-        return WorkerError(f"rank 0 of {world_size} ended without an error report: {_HOW}")
+        return WorkerError(f"rank 0 of {world_size} ended without an error report: {_WAS_KILLED}")
     return cause
 
 
-def tell_early(error: BaseException, *, store: Store, rank: int, world_size: int) -> None:
+def report_early(error: BaseException, *, store: Store, rank: int, world_size: int) -> None:
     """Report a cause to the other ranks before teardown, or add notes to a timeout on what they are doing."""
     try:
         if is_timeout(error):
-            for note in within(_WORDS_S + _ANSWER_S, lambda: ask_others(store, rank=rank, world_size=world_size)):
+            for note in within(_REPORT_S + _ANSWER_S, lambda: ask_others(store, rank=rank, world_size=world_size)):
                 error.add_note(note)
         elif not is_consequence(error):
             _tell_torchrun(error)
@@ -93,7 +93,7 @@ def tell_early(error: BaseException, *, store: Store, rank: int, world_size: int
         return
 
 
-def _tell(failure: Failure, store: Store) -> None:
+def _report(failure: Failure, store: Store) -> None:
     # Anyone who can reach the store can write to it, so only text is sent and nothing is unpickled.
     if failure.is_consequence:
         store.set(_key_of_consequence(failure.rank), failure.to_json())
@@ -105,10 +105,10 @@ def _tell(failure: Failure, store: Store) -> None:
 
 def _wait_for_readers(store: Store, count: int) -> None:
     store.add("runnerkit/read", 1)
-    _wait(lambda: store.add("runnerkit/read", 0) >= count, _LINGER_S)
+    _wait(lambda: store.add("runnerkit/read", 0) >= count, _READ_S)
 
 
-_HOW = "it was killed, by the system if memory ran out, or called os._exit; its launcher knows the exit code"
+_WAS_KILLED = "it was killed, by the system if memory ran out, or called os._exit; its launcher knows the exit code"
 
 
 def _find(error: BaseException, store: Store, world_size: int) -> tuple[BaseException, int]:
@@ -118,27 +118,27 @@ def _find(error: BaseException, store: Store, world_size: int) -> tuple[BaseExce
     def is_known() -> bool:
         with suppress(ValueError):  # written by another program
             if store.check([FAILED]):
-                causes.extend(_told(store, _key_of_cause(int(store.get(FAILED)))))
+                causes.extend(_reported_failures(store, _key_of_cause(int(store.get(FAILED)))))
         return bool(causes) or store.add(_NUM_CONSEQUENCES, 0) >= world_size
 
-    _wait(is_known, _WORDS_S)
+    _wait(is_known, _REPORT_S)
     if causes:
         return causes[0].as_exception(), world_size
-    spoke = [rank for rank in range(world_size) if _told(store, _key_of_consequence(rank))]
-    silent = sorted(set(range(world_size)) - set(spoke))
+    reported = [rank for rank in range(world_size) if _reported_failures(store, _key_of_consequence(rank))]
+    silent = sorted(set(range(world_size)) - set(reported))
     for rank in silent:
-        if early := _told(store, _key_of_cause(rank)):  # it was killed before it reported more
-            return early[0].as_exception(), len(spoke)
+        if early := _reported_failures(store, _key_of_cause(rank)):  # it was killed before it reported more
+            return early[0].as_exception(), len(reported)
     if silent and not is_timeout(error):
         who = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {silent}"
-        lost = WorkerError(f"{who} of {world_size} ended without an error report: {_HOW}")
+        lost = WorkerError(f"{who} of {world_size} ended without an error report: {_WAS_KILLED}")
         for note in getattr(error, "__notes__", ()):
             lost.add_note(f"a rank that waited for it was {note}")
-        return lost, len(spoke)
-    return error, len(spoke)
+        return lost, len(reported)
+    return error, len(reported)
 
 
-def _told(store: Store, key: str) -> list[Failure]:
+def _reported_failures(store: Store, key: str) -> list[Failure]:
     """Return the failure report at `key`, if there is a valid one."""
     with suppress(ValueError):
         return [Failure.from_json(store.get(key))] if store.check([key]) else []

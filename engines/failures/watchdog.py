@@ -42,7 +42,7 @@ class AgentWatch:
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
         )
 
-    def stand_down(self) -> None:
+    def stop(self) -> None:
         """Stop the watchdog process; safe to call twice."""
         if self._process.returncode is None:
             self._process.communicate(_DONE)

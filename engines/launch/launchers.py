@@ -17,7 +17,7 @@ T = TypeVar("T")
 VariablesOf = Callable[[int], dict[str, str]]
 
 
-class StartedHere(Launcher):
+class SpawnLauncher(Launcher):
     """Processes of this machine, started for each call and ended with it.
 
     Args:
@@ -45,7 +45,7 @@ class StartedHere(Launcher):
             yield from spawn_rounds(fn, variables_of=variables_of, **self._job)
 
 
-class StartedElsewhere(Launcher):
+class ExternalLauncher(Launcher):
     """This process of a job that torchrun, srun, mpirun, horovodrun, the user or runnerkit itself has started.
 
     Args:
@@ -61,7 +61,7 @@ class StartedElsewhere(Launcher):
         try:
             with no_silent_exit(self._rank, self._world_size):
                 result = fn()
-            self._engine.stand_down()
+            self._engine.stop_watchdog()
             return result
         except BaseException as error:
             cause = self._engine.root_cause(error)
@@ -75,9 +75,9 @@ class StartedElsewhere(Launcher):
         try:
             with no_silent_exit(self._rank, self._world_size):
                 yield from self._engine.gather_rounds(fn())
-            self._engine.stand_down()
+            self._engine.stop_watchdog()
         except GeneratorExit:  # closing the generator early is not a failure
-            self._engine.stand_down()
+            self._engine.stop_watchdog()
             raise
         finally:
             self._engine.cleanup()

@@ -63,7 +63,7 @@ class MeetingPoint:
         self._socket.settimeout(_WAKE_S)
         self._answer = json.dumps({"job": job, "store_port": store_port}).encode() + b"\n"
         self._is_over = False
-        self._thread = threading.Thread(target=self._answer_all, name="runnerkit-meeting-point", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="runnerkit-meeting-point", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -78,7 +78,7 @@ class MeetingPoint:
         self._thread.join()
         self._socket.close()
 
-    def _answer_all(self) -> None:
+    def _serve(self) -> None:
         while not self._is_over:
             with contextlib.suppress(OSError):  # a time-out, a connection that is gone, or the end
                 connection, _ = self._socket.accept()
@@ -140,11 +140,11 @@ def _listen(ports: Sequence[int], *, on_loopback: bool) -> socket.socket:
             return socket.create_server(("", port))
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)  # strerror would repeat the address
-            taken.append(f"port {port}: {reason}{_by_whom(port)}")
+            taken.append(f"port {port}: {reason}{_describe_listener(port)}")
     raise ConnectionError(f"cannot listen: {'; '.join(taken)}")
 
 
-def _by_whom(port: int) -> str:
+def _describe_listener(port: int) -> str:
     """Return the program that listens on a port of this machine, for an error; empty if the kernel does not tell."""
     inodes = set()
     for table in ("tcp", "tcp6"):

@@ -15,12 +15,12 @@ logger = logging.getLogger(__name__)
 
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"  # read by gloo: the interface on which it listens
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of netdevice(7)
-_SOME_PORT = 9  # nothing is sent there
+_ANY_PORT = 9  # nothing is sent there
 LOOPBACK = "127.0.0.1"
 _LOOPBACK_OF_MACOS = "lo0"
 
 
-def route_to(host: str, port: int = _SOME_PORT) -> str:
+def route_to(host: str, port: int = _ANY_PORT) -> str:
     """Return the IP address from which this machine reaches `host`; a loopback address if `host` is this machine.
 
     Raises:
@@ -32,7 +32,7 @@ def route_to(host: str, port: int = _SOME_PORT) -> str:
         return str(probe.getsockname()[0])
 
 
-def tell_gloo_the_interface(store: Store, *, rank: int, world_size: int, host: str) -> None:
+def set_gloo_interface(store: Store, *, rank: int, world_size: int, host: str) -> None:
     """Make gloo listen where other machines reach it, unless the user chose an interface; every rank must call this.
 
     By default gloo uses the address that the machine's host name resolves to, which is a loopback address on Debian.
@@ -58,7 +58,7 @@ def tell_gloo_the_interface(store: Store, *, rank: int, world_size: int, host: s
         os.environ[INTERFACE_VARIABLE] = interface
 
 
-def keep_gloo_on_this_machine() -> None:
+def set_gloo_loopback() -> None:
     """Make gloo listen on the loopback only, unless the user chose an interface; every rank must call this."""
     interface = interface_of(LOOPBACK) if sys.platform == "linux" else _LOOPBACK_OF_MACOS
     if interface is not None:

@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-_LOOK_EVERY_S = 0.5
+_POLL_S = 0.5
 
 
 def die_with_parent() -> None:
@@ -24,11 +24,11 @@ def die_with_parent() -> None:
 
 def _end_without(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)
     os._exit(128 + signal.SIGTERM)
 
 
-def is_torchruns() -> bool:
+def is_started_by_torchrun() -> bool:
     """Return whether torchrun started this process, directly or through a script."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 

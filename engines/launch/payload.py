@@ -18,6 +18,7 @@ from torch import UntypedStorage
 from torch.storage import TypedStorage
 
 from runnerkit.support import pickling
+from runnerkit.support.plain_values import attributes_of
 from runnerkit.support.torch_internals import untyped
 
 _LARGE = 1 << 20  # size in bytes from which a tensor or array is mapped
@@ -163,7 +164,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(getattr(value, "__self__", None), object) and isinstance(value, Callable):  # type: ignore[arg-type]
         yield from _callable_parts(value)
     else:
-        yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+        yield from ((f".{name}", item) for name, item in attributes_of(value).items())
 
 
 def _callable_parts(function: Any) -> Iterator[tuple[str, Any]]:
@@ -175,4 +176,4 @@ def _callable_parts(function: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f" -> {name}", cell.cell_contents) for name, cell in zip(code.co_freevars, cells, strict=True))
         used = set(code.co_names) & set(function.__globals__)
         yield from ((f" -> {name}", function.__globals__[name]) for name in sorted(used))
-    yield from ((f".{name}", item) for name, item in getattr(function, "__dict__", {}).items())
+    yield from ((f".{name}", item) for name, item in attributes_of(function).items())

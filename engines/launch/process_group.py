@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from runnerkit.engine import EngineOptions
 from runnerkit.engines.communicators.process_group import ProcessGroup, check_backend
-from runnerkit.engines.launch.launchers import StartedElsewhere, StartedHere
+from runnerkit.engines.launch.launchers import ExternalLauncher, SpawnLauncher
 from runnerkit.engines.launch.parent import die_with_parent
 from runnerkit.engines.launch.several_processes import SeveralProcessesEngine
 from runnerkit.engines.process_environment import ProcessEnvironment
@@ -98,8 +98,8 @@ class ProcessGroupEngine(SeveralProcessesEngine, ABC):
     def launcher(self) -> Launcher:
         environment = ProcessEnvironment.read()
         if environment is not None:
-            return StartedElsewhere(self, environment)
-        return StartedHere(self.num_processes, variables=self._meeting_point())
+            return ExternalLauncher(self, environment)
+        return SpawnLauncher(self.num_processes, variables=self._meeting_point())
 
     def _num_spawned(self) -> int:
         if self.devices is not None:

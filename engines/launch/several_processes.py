@@ -10,7 +10,7 @@ from runnerkit.engine import EngineOptions, IEngine
 from runnerkit.engines.failures.exchange_watch import ExchangeWatch
 from runnerkit.engines.failures.failure import record
 from runnerkit.engines.failures.lockstep import Lockstep
-from runnerkit.engines.failures.root_cause import root_cause, tell_early
+from runnerkit.engines.failures.root_cause import report_early, root_cause
 from runnerkit.engines.failures.watchdog import AgentWatch, is_needed
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.loop.stop_signals import Stopped
@@ -52,17 +52,17 @@ class SeveralProcessesEngine(IEngine, ABC):
             self._lockstep = Lockstep(store, rank=self.rank, world_size=self.world_size, timeout_s=timeout_s)
         self._watch = AgentWatch() if is_needed() else None  # now, as all workers of this machine have started
 
-    def stand_down(self) -> None:
+    def stop_watchdog(self) -> None:
         """Stop watching torchrun; not after a failure, when the watch makes sure that torchrun ends too."""
         if self._watch is not None:
-            self._watch.stand_down()
+            self._watch.stop()
 
     def root_cause(self, error: BaseException) -> BaseException:
         """Return what ended the job: `error`, or what another process raised; every rank that fails must call this."""
         if self._store is None or isinstance(error, Stopped):
             return error
         place = {"rank": self.rank, "world_size": self.world_size}
-        return root_cause(error, store=self._store, leave=self.cleanup, **place)
+        return root_cause(error, store=self._store, close_group=self.cleanup, **place)
 
     def cleanup(self) -> None:
         super().cleanup()
@@ -74,7 +74,7 @@ class SeveralProcessesEngine(IEngine, ABC):
     def record_failure(self, error: BaseException) -> None:
         if isinstance(error, Exception):  # SystemExit and KeyboardInterrupt are requests
             if self._store is not None:
-                tell_early(error, store=self._store, rank=self.rank, world_size=self.world_size)
+                report_early(error, store=self._store, rank=self.rank, world_size=self.world_size)
             record(error, rank=self.rank, world_size=self.world_size)
 
     def enter_training_loader(self, position: Callable[[], int]) -> None:

@@ -34,7 +34,7 @@ from runnerkit.engines.launch.worker import run
 run()
 """
 POLL_S = 0.02
-_LAST_WORDS_S = 0.3  # time to notice a process that died at the same moment, and for its report to be written
+_REPORT_S = 0.3  # time to notice a process that died at the same moment, and for its report to be written
 _CAUSE_S = 5.0  # the same if all others report only that they lost it
 _REPEAT_S = 0.1
 AFTER_FAILURE_S = 90.0  # time for a failed process to end, including its on_exception hooks
@@ -54,7 +54,8 @@ def spawn(
 
     Args:
         fn: function to call; it is pickled with all it refers to.
-        variables: environment variables besides RANK and the like; without MASTER_ADDR processes meet in a file.
+        variables: environment variables besides RANK, WORLD_SIZE and their local forms; without MASTER_ADDR, the
+            processes meet in a file.
         variables_of: returns further variables for a rank.
     Raises:
         TypeError: `fn` refers to something that cannot be pickled.
@@ -76,14 +77,14 @@ def spawn(
                     for process in job.processes:
                         process.terminate()
         except BaseException as error:
-            raise (_as_asked(error, asked[0]) if asked else error) from error.__cause__
+            raise (_response_to_signal(error, asked[0]) if asked else error) from error.__cause__
         result = unpack(job.folder / RESULT)
     if asked:  # the processes had already finished: the signal is for the caller
         signal.raise_signal(asked[0])
     return result  # type: ignore[no-any-return]
 
 
-def _as_asked(error: BaseException, number: int) -> BaseException:
+def _response_to_signal(error: BaseException, number: int) -> BaseException:
     """Convert the error of processes that a signal ended into the calling process's response to that signal."""
     if isinstance(error, Stopped):
         return stopped_by(number)
@@ -117,7 +118,7 @@ class Job:
         if self._is_overdue():
             raise cause_of_end(self.folder, by_rank)
         if any(codes) or (all(code == 0 for code in codes) and _count_done(self.folder) < len(codes)):
-            self._wait_for_last_words()
+            self._wait_for_reports()
             error = cause_of_end(self.folder, self._exit_codes())
             stopped = [rank for rank, process in enumerate(self.processes) if is_stopped(process.pid)]
             if stopped:
@@ -127,8 +128,8 @@ class Job:
             raise error
         return all(code == 0 for code in codes)
 
-    def _wait_for_last_words(self) -> None:
-        time.sleep(_LAST_WORDS_S)
+    def _wait_for_reports(self) -> None:
+        time.sleep(_REPORT_S)
         deadline = time.monotonic() + _CAUSE_S
         while not is_cause_known(self.folder, codes := self._exit_codes()) and time.monotonic() < deadline:
             if None not in codes.values():

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from runnerkit.support.torch_internals import silent_backend
+from runnerkit.support.torch_internals import backend_without_communication
 
 # DTensor keeps the meshes of operations, and takes one with equal ranks and names to have the same process groups, even
 # if they were destroyed and made again.
@@ -30,9 +30,9 @@ def mesh_of(sizes: Mapping[str, int], device: torch.device, *, timeout_s: float)
     return _mesh_of(sizes, device, timeout_s=timeout_s, backend=None)
 
 
-def silent_mesh_of(sizes: Mapping[str, int], device: torch.device, *, timeout_s: float) -> DeviceMesh:
+def mesh_without_communication(sizes: Mapping[str, int], device: torch.device, *, timeout_s: float) -> DeviceMesh:
     """Create a mesh of the same processes that does not communicate; every rank must call."""
-    return _mesh_of(sizes, device, timeout_s=timeout_s, backend=silent_backend())
+    return _mesh_of(sizes, device, timeout_s=timeout_s, backend=backend_without_communication())
 
 
 def _names(sizes: Mapping[str, int]) -> tuple[str, ...]:

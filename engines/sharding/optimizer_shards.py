@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from runnerkit.engines.sharding.sharded_model import ShardedModel, follow
+from runnerkit.engines.sharding.sharded_model import ShardedModel, move_optimizer
 from runnerkit.models.shards import shard_like, whole
 from runnerkit.seeding.initialization import leave_behind
 from runnerkit.types import StateDict
@@ -90,7 +90,7 @@ class KeptShards:
             leave_behind(model.own)
         for optimizer in optimizers:
             self._state |= {own: optimizer.state[shard] for shard, own in owners.items() if shard in optimizer.state}
-            follow(optimizer, owners, convert=None)
+            move_optimizer(optimizer, owners, convert=None)
 
     def take_weights(self, own: nn.Module) -> StateDict | None:
         """Return the sharded weights of the user's module; None if there are none."""

@@ -192,7 +192,7 @@ def _copy(own: nn.Module) -> nn.Module:
     return module
 
 
-def follow(
+def move_optimizer(
     optimizer: Optimizer,
     parameters: dict[nn.Parameter, nn.Parameter],
     convert: Callable[[Any, nn.Parameter], Any] | None,

@@ -127,7 +127,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, plan: Plan | None) -> set[st
             f"{type(model).__name__} does not bring one"
         )
     modules, unmatched, matched = dict(model.named_modules()), set[str](), dict[str, str]()
-    shared = _shared_parameters(model)
+    shared = _tied_parameters(model)
     for pattern, style in plan.items():
         found = {name: module for name, module in modules.items() if fnmatchcase(name, pattern)}
         if not found:
@@ -148,11 +148,11 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, plan: Plan | None) -> set[st
                 kind = type(module).__name__
                 raise ValueError(f"plan: {type(each).__name__} cannot divide {name!r}, a {kind}") from None
     for places in shared:
-        _share_again({name: (modules[name.rpartition(".")[0]], name.rpartition(".")[2]) for name in places})
+        _retie_parameters({name: (modules[name.rpartition(".")[0]], name.rpartition(".")[2]) for name in places})
     return unmatched
 
 
-def _shared_parameters(model: nn.Module) -> list[list[str]]:
+def _tied_parameters(model: nn.Module) -> list[list[str]]:
     """Return the names of each parameter that has several."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -160,7 +160,7 @@ def _shared_parameters(model: nn.Module) -> list[list[str]]:
     return [each for each in names.values() if len(each) > 1]
 
 
-def _share_again(places: dict[str, tuple[nn.Module, str]]) -> None:
+def _retie_parameters(places: dict[str, tuple[nn.Module, str]]) -> None:
     """Let modules share a parameter that they shared before it was divided.
 
     Args:

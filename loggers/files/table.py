@@ -19,8 +19,9 @@ class Table:
     """Metrics of one loader in a CSV file; every row has a cell for every column, empty if the metric was not logged.
 
     A place (stage, epoch and step) has one row. A metric that is measured twice at one place keeps its first value,
-    for example if an evaluation every 100 steps and one at the end of the epoch both happen at step 100: the model
-    did not change in between. A run that is killed and resumed therefore leaves the same table as one that was not.
+    because the model did not change in between: for example, an evaluation every 100 steps and the one at the end of
+    the epoch may both happen at step 100. A run that is killed and resumed therefore leaves the same table as an
+    uninterrupted one.
 
     Args:
         path: created with the first row; rows are appended to an existing file.

@@ -71,12 +71,12 @@ def _defect(path: Path, record: Record) -> str | None:
 def _check_alias(folder: Path, alias: str, records: list[Record], defects: dict[str, str | None]) -> Iterator[Finding]:
     paths = [path for path in (folder / f"{alias}.pth", folder / alias) if path.exists() or path.is_symlink()]
     if paths:
-        yield Finding(*_judge_alias(paths[0], records, defects))
+        yield Finding(*_alias_finding(paths[0], records, defects))
     elif alias == "last" and records:
         yield Finding("note", f"{FOLDER}/last.pth", "does not exist: save_last=False, or the run was killed early")
 
 
-def _judge_alias(path: Path, records: list[Record], defects: dict[str, str | None]) -> tuple[Verdict, str, str]:
+def _alias_finding(path: Path, records: list[Record], defects: dict[str, str | None]) -> tuple[Verdict, str, str]:
     name = f"{FOLDER}/{path.name}"
     named = [record for record in records if _is_name(path, path.with_name(record.name))]
     record = next(iter(named or [record for record in records if _is_copy(path, record)]), None)

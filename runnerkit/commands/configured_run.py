@@ -205,18 +205,18 @@ def save_config(config: Config, path: Path) -> None:
     text = yaml.safe_dump({key: value for key, value in values.items() if key not in _NOT_SAVED}, sort_keys=False)
     if as_url(path.parent) is not None:  # training puts it there when no other run has the logdir
         path = local_path(path.parent) / NEW / path.name
-    with _unwritable_told(path):
+    with _explain_unwritable(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     unlock = lock(path.parent)  # keeps the config of a run that is in progress here; training locks again
     try:
-        with _unwritable_told(path):
+        with _explain_unwritable(path):
             write_text(path, f"# {config.path}, as runnerkit {__version__} ran it\n{text}")
     finally:
         unlock()
 
 
 @contextmanager
-def _unwritable_told(path: Path) -> Iterator[None]:
+def _explain_unwritable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -13,7 +13,7 @@ from runnerkit.commands.finding import Finding
 from runnerkit.history import json_lines
 from runnerkit.loggers.files.table import PLACE
 
-_NUM_TOLD = 3  # defects reported per file; the others are counted
+_NUM_LISTED = 3  # defects reported per file; the others are counted
 
 Place = tuple[int, int]  # epoch, training steps so far
 
@@ -53,11 +53,11 @@ def _check_facts(logdir: Path) -> Iterator[Finding]:
 
 def _found(logdir: Path, path: Path, defects: Iterator[str], *, good: str) -> Iterator[Finding]:
     name = path.relative_to(logdir).as_posix()
-    told = list(islice(defects, _NUM_TOLD))
-    yield from (Finding("BROKEN", name, defect) for defect in told)
+    listed = list(islice(defects, _NUM_LISTED))
+    yield from (Finding("BROKEN", name, defect) for defect in listed)
     if num_more := sum(1 for _ in defects):
         yield Finding("BROKEN", name, f"and {num_more} more")
-    if not told:
+    if not listed:
         yield Finding("good", name, good)
 
 
@@ -112,15 +112,15 @@ class _Order:
         """Yield the defects of `names` at `place`, given the calls before."""
         if place != self._place:
             if place[0] < self._place[0] or place[1] < self._place[1]:
-                yield f"goes back to {_told(place)} from {_told(self._place)}"
+                yield f"goes back to {_describe_place(place)} from {_describe_place(self._place)}"
             self._place, self._seen = place, set()
         for name in names:
             if name in self._seen:
-                yield f"{f'{self.what} {name}'.strip()} is logged twice at {_told(place)}"
+                yield f"{f'{self.what} {name}'.strip()} is logged twice at {_describe_place(place)}"
             self._seen.add(name)
 
 
-def _told(place: Place) -> str:
+def _describe_place(place: Place) -> str:
     return f"epoch {place[0]}, step {place[1]}"
 
 

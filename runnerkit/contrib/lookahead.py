@@ -68,12 +68,12 @@ class Lookahead(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # an attribute in torch
-        """Those of the wrapped optimizer."""
+        """The wrapped optimizer's."""
         return self.optimizer.param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]  # an attribute in torch
-        """Those of the wrapped optimizer."""
+        """The wrapped optimizer's."""
         return self.optimizer.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -85,7 +85,7 @@ class EpochStepsLoaderWrapper(LoaderWrapper):
         self._continued.close()
 
     def _num_left(self) -> int:
-        """Count the batches left in this epoch, without those that ran before an interruption."""
+        """Count the batches left in this epoch, without the batches that ran before an interruption."""
         if not self.restart:
             return self.epoch_steps - self._continued.num_before
         share = share_of(self.origin)

@@ -10,12 +10,13 @@ from typing import Any, Self
 
 import torch
 
+from runnerkit.sampling.feed import LoaderOfDevice, OuterLoader
 from runnerkit.sampling.sharding import Uneven, count_batches, shard_loader, share_of
 from runnerkit.sampling.share import LoaderShare
 from runnerkit.types import Batch
 
 
-class LoaderWrapper(ABC):
+class LoaderWrapper(OuterLoader, ABC):
     """A loader around another one; it forwards the attributes of a DataLoader, and raises if the loader lacks them.
 
     Args:
@@ -24,8 +25,6 @@ class LoaderWrapper(ABC):
     Attributes:
         origin: the wrapped loader.
     """
-
-    wraps_loader = True
 
     def __init__(self, loader: Any) -> None:
         self.origin = loader
@@ -61,8 +60,7 @@ class LoaderWrapper(ABC):
 
     def for_device(self, device: torch.device) -> Self:
         """Return a copy for a process that computes on `device`."""
-        place = getattr(self.origin, "for_device", None)
-        return self._around(place(device)) if callable(place) else self
+        return self._around(self.origin.for_device(device)) if isinstance(self.origin, LoaderOfDevice) else self
 
     def _around(self, loader: Any) -> Self:
         wrapper = copy.copy(self)

@@ -11,7 +11,7 @@ __all__ = ["SequenceRows"]
 
 
 class SequenceRows(Dataset[Tensor]):
-    """A sequence cut into `num_rows` contiguous parts, of which each batch has the next `length` elements.
+    """A sequence cut into `num_rows` contiguous parts; each batch has the next `length` elements.
 
     Use ``DataLoader(SequenceRows(...), batch_size=num_rows // number of processes)`` without shuffling. Row i of a
     batch then continues row i of the batch before, in every process, so a hidden state fits: see CarriedStateCallback.

@@ -24,7 +24,8 @@ class ITripletSampler(ABC):
 
         Args:
             features: (N, D).
-            is_same: (N, N) bool, whether two samples have the same class; each has one of its own and one of others.
+            is_same: (N, N) bool, whether two samples have the same class; for each sample, another one has
+                the same class, and another one does not.
         """
 
     def sample(self, features: Tensor, labels: Tensor | Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:

@@ -63,7 +63,7 @@ def compare_runs(logdir: Logdirs, *, metric: str | None = None, loader: str | No
 
     Args:
         logdir: see ``read_metrics``.
-        metric, loader: by default those that selected the best checkpoints, if these are the same in all runs; else
+        metric, loader: by default the pair that selected the best checkpoints, if it is the same in all runs; else
             "loss" and "valid", if they were logged; else the first ones.
     Returns:
         One row per run (and stage), with NaN for a run that did not log the metric. The rows are in the order of
@@ -75,11 +75,11 @@ def compare_runs(logdir: Logdirs, *, metric: str | None = None, loader: str | No
     summary = best_metrics(logdir)
     import pandas as pd
 
-    judges = {(each["loader"], each["metric"]) for each in _judges(find_runs(logdir).values())}
-    judge = judges.pop() if len(judges) == 1 else ("valid", "loss")
-    loader = loader or _default(judge[0], known=list(summary["loader"]))
+    selections = {(each["loader"], each["metric"]) for each in _selections(find_runs(logdir).values())}
+    selection = selections.pop() if len(selections) == 1 else ("valid", "loss")
+    loader = loader or _default(selection[0], known=list(summary["loader"]))
     of_loader = select(summary, loaders=[loader])
-    metric = metric or _default(judge[1], known=list(of_loader["metric"]))
+    metric = metric or _default(selection[1], known=list(of_loader["metric"]))
     runs = pd.DataFrame({"run": summary["run"].unique()})
     rows = runs.merge(select(summary, loaders=[loader], metrics=[metric]), how="left", on="run")
     known = set(rows["better"].dropna())
@@ -108,13 +108,13 @@ def _summary(curve: pd.DataFrame, *, minimize: bool | None) -> dict[str, Any]:
 
 def _directions(logdirs: Iterable[Path]) -> dict[str, bool]:
     """Map each metric to True if smaller is better; metrics on which the runs disagree are omitted."""
-    said = {"loss": {True}}
-    for judge in _judges(logdirs):
-        said.setdefault(judge["metric"], set()).add(judge["minimize"])
-    return {metric: minimize.pop() for metric, minimize in said.items() if len(minimize) == 1}
+    directions = {"loss": {True}}
+    for selection in _selections(logdirs):
+        directions.setdefault(selection["metric"], set()).add(selection["minimize"])
+    return {metric: minimize.pop() for metric, minimize in directions.items() if len(minimize) == 1}
 
 
-def _judges(logdirs: Iterable[Path]) -> list[dict[str, Any]]:
+def _selections(logdirs: Iterable[Path]) -> list[dict[str, Any]]:
     return [record.judged_by for logdir in logdirs for record in checkpoint_records(logdir) if record.judged_by]
 
 

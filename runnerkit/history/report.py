@@ -58,7 +58,7 @@ def write_report(logdir: str | os.PathLike[str], *, path: str | os.PathLike[str]
         metrics=list(table["metric"].unique()),
         values=_values(folder),
         checkpoints=[_checkpoint(folder / "checkpoints", record) for record in records],
-        judged=_judged(records),
+        judged=_selected_by(records),
         hparams=_read_facts(folder / "hparams.yml"),
         environment=_read_facts(folder / "environment.json"),
         passes=_passes(table),
@@ -111,12 +111,12 @@ def _is_called(path: Path, alias: str) -> bool:
     return path.exists() and name.exists() and path.samefile(name)
 
 
-def _judged(records: Sequence[Record]) -> str:
-    judge = records[-1].judged_by if records else None
-    if judge is None:
+def _selected_by(records: Sequence[Record]) -> str:
+    selection = records[-1].judged_by if records else None
+    if selection is None:
         return ""
-    better = "smaller" if judge["minimize"] else "larger"
-    return f"The score is {judge['metric']} of {judge['loader']}; {better} is better."
+    better = "smaller" if selection["minimize"] else "larger"
+    return f"The score is {selection['metric']} of {selection['loader']}; {better} is better."
 
 
 def _read_facts(path: Path) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def decided(outputs: Tensor, threshold: float | None) -> Tensor:
 
 
 def is_above(scores: Tensor, threshold: float | Tensor) -> Tensor:
-    """Compare with a threshold, of which half-precision scores would see only three digits."""
+    """Compare with a threshold, which half precision would round to three digits."""
     return (scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores) > threshold
 
 

@@ -38,7 +38,7 @@ class PartialSums:
     rows: dict[str, Tensor] = field(default_factory=dict)
 
     def placed(self, index: int, num_shares: int) -> PartialSums:
-        """Return a part whose sum with those of the other indices is the total.
+        """Return a part whose sum with the parts of the other indices is the total.
 
         >>> PartialSums({}, rows={"first": torch.tensor(7)}).placed(1, 3).sums
         {'first': tensor([0, 7, 0])}

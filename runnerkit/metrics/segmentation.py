@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ class _OverlapMetric(SumsMetric, ABC):
         check_integers(self, least=None, class_dim=class_dim)
         check_names(self, or_none=True, class_names=class_names)
         check_numbers(self, or_none=True, threshold=threshold)
-        if weights is not None and (isinstance(weights, str) or not hasattr(weights, "__len__")):
+        if weights is not None and (isinstance(weights, str) or not isinstance(weights, Sized)):
             raise TypeError(f"{type(self).__name__}: weights must be a list of numbers or None, got {weights!r}")
         self.class_dim, self.weights, self.class_names, self.threshold = class_dim, weights, class_names, threshold
         self.compute_per_class_metrics = compute_per_class_metrics

@@ -31,7 +31,7 @@ class EvaluationWeights:
 
     @torch.no_grad()
     def train(self) -> None:
-        """Train, with the weights that were trained."""
+        """Switch to the weights in training."""
         for each in self._optimizers:
             each.train()
         for weight, trained in self._kept or ():
@@ -40,7 +40,7 @@ class EvaluationWeights:
 
     @torch.no_grad()
     def eval(self) -> None:
-        """Evaluate, with the weights for that."""
+        """Switch to the weights for evaluation."""
         if not self._optimizers or self._kept is not None:
             return
         groups = [group for each in self._optimizers for group in each.param_groups]
@@ -50,7 +50,7 @@ class EvaluationWeights:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Evaluate, and then return to what was before."""
+        """Evaluate in the body, then restore the previous weights."""
         was_training = self._kept is None
         self.eval()
         try:

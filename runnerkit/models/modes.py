@@ -63,10 +63,10 @@ class TrainingModes:
 
     def __init__(self, model: nn.Module, module: nn.Module) -> None:
         self._module = module
-        self._rests = not module.training and _is_frozen(module)
-        resting = [] if self._rests else [*_resting(module)]
-        model.train(not self._rests)
-        for each in resting:
+        self._stays_in_eval = not module.training and _is_frozen(module)
+        frozen = [] if self._stays_in_eval else [*_frozen_in_eval(module)]
+        model.train(not self._stays_in_eval)
+        for each in frozen:
             each.eval()
         self._kept = Modes([model])
         self._first = self._evaluated()
@@ -94,7 +94,7 @@ class TrainingModes:
 
     def enter(self) -> None:
         """Return to training, also from an evaluation that the user began and did not end."""
-        if not self._rests and not (self._is_entered and self._module.training):
+        if not self._stays_in_eval and not (self._is_entered and self._module.training):
             self._kept.restore()
         self._is_entered = True
 
@@ -105,14 +105,14 @@ class TrainingModes:
         self._is_entered = False
 
 
-def _resting(module: nn.Module) -> Iterator[nn.Module]:
+def _frozen_in_eval(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the frozen modules in evaluation mode whose parents are in training mode."""
     if module.training:
         for child in module.children():
             if not child.training and _is_frozen(child):
                 yield child
             else:
-                yield from _resting(child)
+                yield from _frozen_in_eval(child)
 
 
 def _is_frozen(module: nn.Module) -> bool:

@@ -87,7 +87,7 @@ def soft_update(target: nn.Module, source: nn.Module, tau: float) -> None:
 
 
 def _placed_like(value: Tensor, like: Tensor) -> Tensor:
-    """Return `value` on the device of `like`, and sharded as it is: under FSDP2 frozen models are whole, others not."""
+    """Return `value` on the device of `like`, and sharded as it is: under FSDP2 only trained models are sharded."""
     if type(value.data) is not type(like.data):
         from runnerkit.models.shards import shard_like, whole  # late: half a second
 

@@ -17,7 +17,7 @@ Classes = Sequence[type[nn.Module]]
 
 
 class Regions:
-    """The modules of a model that run in another way, and the way they run; their class changes while they do.
+    """Modules of a model that are recomputed or compiled; :meth:`enter` replaces their class.
 
     A subclass takes the place of each module's class, so that copies of the module, such as a sharded one, run in the
     same way, hooks run around it, and all modules of a class share one compilation.
@@ -119,7 +119,7 @@ def _keeping_buffers(modules: Sequence[nn.Module], inner: AbstractContextManager
 
 
 def check_classes(argument: str, classes: Any, models: Iterable[nn.Module] | None = None) -> None:
-    """Raise unless `classes` are classes of modules, each of which occurs in a model.
+    """Raise unless `classes` are classes of modules and each occurs in a model.
 
     Raises:
         TypeError, ValueError: the message lists the classes that the models contain.

@@ -1,4 +1,4 @@
-"""Restoration of weights and optimizers after steps that only try something out."""
+"""Restoration of weights and optimizers after trial steps."""
 
 from __future__ import annotations
 

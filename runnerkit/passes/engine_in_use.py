@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from runnerkit.engine import IEngine
+from runnerkit.support.torch_internals import is_sharded
 from runnerkit.types import Model, as_dict, like
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def lent(
+def borrow_engine(
     runner: IRunner, model: Model | None, engine: IEngine | None, *, otherwise: Callable[[], IEngine]
 ) -> tuple[Model | None, IEngine]:
     """Return the model and the engine for a pass that may be made within a run under way.
@@ -45,13 +46,16 @@ def _copied(model: Any, engine: IEngine) -> Any:
     if engine.sharded_checkpoints:
         raise ValueError(
             f"{type(engine).__name__} shards the model while it trains: leave out engine and flags to use the same "
-            "engine within the run, or do this after it"
+            "engine within the run, or call this after the run"
         )
     return like(model, {key: copy.deepcopy(engine.unwrap(each)) for key, each in as_dict(model).items()})
 
 
 class _EngineInUse:
-    """Passes on everything except what begins or ends the use of an engine. What it is told is forgotten with it."""
+    """A view of an engine in use that forwards all calls except those that begin or end its use.
+
+    Attributes that are set on the view are discarded with it.
+    """
 
     in_use = True
 
@@ -80,8 +84,7 @@ class _EngineInUse:
         return nullcontext()
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
-        is_sharded = any(hasattr(each, "device_mesh") for each in model.parameters())  # a DTensor's
-        is_prepared = is_sharded or any(model is each for each in self._models)
+        is_prepared = any(map(is_sharded, model.parameters())) or any(model is each for each in self._models)
         return model if is_prepared else IEngine.prepare_model(self._engine, model)
 
     def prepare(

@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import (
@@ -26,9 +26,9 @@ from runnerkit.logger import ILogger
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.checks import check_one_loader
 from runnerkit.loop.hooks import call_hook
-from runnerkit.passes.engine_in_use import lent
+from runnerkit.passes.engine_in_use import borrow_engine
+from runnerkit.passes.restored_state import restoring_attributes, restoring_rng_and_modes
 from runnerkit.passes.scratch_runner import scratch_copy
-from runnerkit.passes.undisturbed import unchanged, undisturbed
 from runnerkit.types import Criterion, Metrics, Model
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Events that callbacks of a run under way get from an evaluation within it.
-_OF_A_LOADER = ("on_loader_start", "on_batch_start", "on_batch_end", "on_loader_end")
+_LOADER_EVENTS = ("on_loader_start", "on_batch_start", "on_batch_end", "on_loader_end")
 
 
 def evaluate(runner: IRunner) -> Metrics:
@@ -61,7 +61,7 @@ class EvaluationHooks(ProcessState):
         criterion: None uses the runner's.
         engine: None uses the one of the run under way, if any, else the runner's.
         callbacks: in addition to the runner's criterion; None uses all callbacks that neither train nor save.
-        shown_by: callbacks that show progress, in addition to all others.
+        progress_callbacks: callbacks that show progress, in addition to all others.
         trained_with: callbacks that were passed to the training in this process.
     """
 
@@ -76,7 +76,7 @@ class EvaluationHooks(ProcessState):
         criterion: Criterion | None,
         engine: IEngine | None,
         callbacks: dict[str, ICallback] | None,
-        shown_by: dict[str, ICallback],
+        progress_callbacks: dict[str, ICallback],
         trained_with: Mapping[str, ICallback],
     ) -> None:
         check_one_loader(loader, reader="evaluate_loader")
@@ -86,7 +86,7 @@ class EvaluationHooks(ProcessState):
         self.criterion = criterion
         self.engine = engine
         self.callbacks = callbacks
-        self.shown_by = shown_by
+        self.progress_callbacks = progress_callbacks
         self.trained_with = trained_with
         self._of_run: dict[str, ICallback] | None = None  # callbacks of the run under way, if there is one
         self._is_called_by_runner = False
@@ -100,16 +100,20 @@ class EvaluationHooks(ProcessState):
         runner = self.runner
         # Not on a copy: bound methods and callbacks that the user kept refer to this runner.
         weights = runner._stage.evaluation_weights
-        with unchanged(runner), undisturbed(runner, self.model, self.criterion), weights.evaluating():
+        with (
+            restoring_attributes(runner),
+            restoring_rng_and_modes(runner, self.model, self.criterion),
+            weights.evaluating(),
+        ):
             if runner._stage.training_model is not None:
                 callers = _callers([runner, *runner.callbacks.values()])
                 self._is_called_by_runner = any(each is runner for each in callers)
                 others = {
                     key: each for key, each in runner.callbacks.items() if not any(each is one for one in callers)
                 }
-                self._of_run = others | _with_sums_of_their_own(others, runner)
+                self._of_run = others | _with_separate_state(others, runner)
                 self.criterion = self.criterion if self.criterion is not None else runner.criterion
-            self.model, self.engine = lent(runner, self.model, self.engine, otherwise=runner.get_engine)
+            self.model, self.engine = borrow_engine(runner, self.model, self.engine, otherwise=runner.get_engine)
             # Other processes send back the weights of what they evaluated.
             runner.model = self.model if self.model is not None else runner.model
             runner.criterion = self.criterion if self.criterion is not None else runner.criterion
@@ -123,11 +127,11 @@ class EvaluationHooks(ProcessState):
         """
         if self._of_run is None or any(listener is each for each in self.added.values()):
             return True
-        return event in _OF_A_LOADER and not (listener is self.runner and self._is_called_by_runner)
+        return event in _LOADER_EVENTS and not (listener is self.runner and self._is_called_by_runner)
 
     @property
     def _caller_callbacks(self) -> Mapping[str, ICallback]:
-        """Callbacks of the calling process, which get the state of those that ran."""
+        """Callbacks of the calling process, which get the state of the callbacks that ran."""
         if self.callbacks is not None:
             return self.callbacks
         return self.trained_with if self._of_run is None else {}
@@ -135,7 +139,7 @@ class EvaluationHooks(ProcessState):
     @property
     def added(self) -> dict[str, ICallback]:
         """Callbacks that take part in the evaluation only."""
-        return (self.callbacks or {}) | self.shown_by
+        return (self.callbacks or {}) | self.progress_callbacks
 
     def get_engine(self) -> IEngine:
         assert self.engine is not None, "entered() comes first"
@@ -173,23 +177,25 @@ class EvaluationHooks(ProcessState):
             and not innermost(each).shapes_training  # they would evaluate a part of the loader
         }
         if self.callbacks is None:
-            return of_runner | self.shown_by
+            return of_runner | self.progress_callbacks
         criteria = {key: each for key, each in of_runner.items() if isinstance(innermost(each), ICriterionCallback)}
-        return criteria | self.callbacks | self.shown_by
+        return criteria | self.callbacks | self.progress_callbacks
 
     def _callbacks_of_runner(self, stage: str) -> dict[str, ICallback]:
         return self._of_run if self._of_run is not None else call_hook(self.runner.get_callbacks, stage=stage)
 
 
 def _callers(listeners: Iterable[IListener]) -> list[IListener]:
-    """Return those in whose methods for events this call is made."""
+    """Return the listeners whose event methods are on the call stack."""
     codes: dict[CodeType, list[tuple[IListener, Any]]] = {}
     for listener in listeners:
         for each in {id(each): each for each in (listener, _inner(listener))}.values():
             for method in (getattr(each, event) for event in EVENTS):
-                function = getattr(method, "__func__", method)
-                if (code := getattr(function, "__code__", None)) is not None:
-                    codes.setdefault(code, []).append((listener, getattr(method, "__self__", None)))
+                function, owner = (
+                    (method.__func__, method.__self__) if isinstance(method, MethodType) else (method, None)
+                )
+                if isinstance(function, FunctionType):
+                    codes.setdefault(function.__code__, []).append((listener, owner))
     found, frame = [], inspect.currentframe()
     while frame is not None:
         for listener, owner in codes.get(frame.f_code, ()):
@@ -199,7 +205,7 @@ def _callers(listeners: Iterable[IListener]) -> list[IListener]:
     return found
 
 
-def _with_sums_of_their_own(callbacks: Mapping[str, ICallback], runner: IRunner) -> dict[str, ICallback]:
+def _with_separate_state(callbacks: Mapping[str, ICallback], runner: IRunner) -> dict[str, ICallback]:
     """Copy the callbacks that compute metrics: their sums over the loader under way must not change."""
     counting = {key: each for key, each in callbacks.items() if isinstance(innermost(each), IMetricCallback)}
     copies = scratch_copy(runner, callbacks=counting.values()).callbacks if counting else {}

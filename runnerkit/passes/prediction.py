@@ -20,7 +20,8 @@ from runnerkit.checkpoints.weights import load_weights
 from runnerkit.engine import IEngine
 from runnerkit.loop.checks import check_one_loader
 from runnerkit.loop.hooks import call_hook
-from runnerkit.passes.undisturbed import apart, modules_in
+from runnerkit.passes.restored_state import isolated, modules_in
+from runnerkit.sampling.feed import dataset_of, num_workers_of, samplers_of
 from runnerkit.sampling.indexed.sampler import ShardedBatchSampler
 from runnerkit.sampling.orders import PREDICT
 from runnerkit.sampling.sharding import batches_of, distributed_sampler_of, share_of
@@ -28,7 +29,7 @@ from runnerkit.sampling.share import LoaderShare
 from runnerkit.seeding.generators import derive_seed, set_global_seed
 from runnerkit.storage.claims import written
 from runnerkit.storage.prediction_file import check_path, prediction_file
-from runnerkit.storage.rows import interleave, take_off
+from runnerkit.storage.rows import interleave, to_cpu_rows
 from runnerkit.types import Batch, Model, as_dict, like
 
 logger = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ def predict(runner: Predictor, prediction: Prediction) -> Generator[Any, None, N
     """
     runner.model = _model_of(runner)
     weights = runner._stage.evaluation_weights
-    return apart(_predict(runner, prediction), modules_in(vars(runner).values()), weights)
+    return isolated(_predict(runner, prediction), modules_in(vars(runner).values()), weights)
 
 
 def _predict(runner: Predictor, prediction: Prediction) -> Generator[Any, None, None]:
@@ -150,7 +151,7 @@ def _predict(runner: Predictor, prediction: Prediction) -> Generator[Any, None, 
     set_global_seed(prediction.seed)
     loader = prediction.share(engine)
     if engine.is_main_process:
-        _warn_of_gaps(prediction.loader, share_of(loader))
+        _warn_about_gaps(prediction.loader, share_of(loader))
         _warn_of_shuffling(prediction.loader)
     model = runner.model
     models = {key: engine.prepare_model(each) for key, each in as_dict(model).items()}
@@ -174,24 +175,24 @@ def _predict(runner: Predictor, prediction: Prediction) -> Generator[Any, None, 
 
 def _batches(runner: Predictor, loader: Any, prediction: Prediction) -> Iterator[Any]:
     engine = runner.engine
-    if getattr(loader, "num_workers", 0):
+    if num_workers_of(loader):
         engine.settle()
     for number, batch in enumerate(batches_of(loader), start=1):
         try:
             with torch.no_grad(), engine.autocast():  # not around the yield: the caller has its own gradient mode
                 made = runner.predict_batch(engine.to_device(batch), **prediction.arguments)
             if prediction.as_rows:
-                made = take_off(made, batch, num_samples=_num_samples(share_of(loader), number))
+                made = to_cpu_rows(made, batch, num_samples=_num_samples(share_of(loader), number))
         except Exception as error:
             error.add_note(f"in batch {number} of loader {PREDICT!r}, rank {engine.rank}")
             raise
         yield made
 
 
-def _warn_of_gaps(loader: Any, share: LoaderShare) -> None:
+def _warn_about_gaps(loader: Any, share: LoaderShare) -> None:
     """Warn if a loader drops samples because drop_last cannot be unset in its share."""
-    said_by = (loader, getattr(loader, "batch_sampler", None))
-    if share.drop_last is None and any(getattr(each, "drop_last", False) for each in said_by):
+    sources = (loader, samplers_of(loader)[1])
+    if share.drop_last is None and any(getattr(each, "drop_last", False) for each in sources):
         logger.warning(
             "loader %r: its sampler keeps drop_last=True, so the samples of a short last batch are not predicted; "
             "use drop_last=False",
@@ -201,9 +202,11 @@ def _warn_of_gaps(loader: Any, share: LoaderShare) -> None:
 
 def _warn_of_shuffling(loader: Any) -> None:
     """Warn that predictions will not be in the order of the data set."""
-    samplers = (getattr(each, "sampler", None) for each in (loader, getattr(loader, "batch_sampler", None)))
-    is_shuffled = any(isinstance(each, RandomSampler) or getattr(each, "shuffle", False) is True for each in samplers)
-    if is_shuffled or not getattr(getattr(loader, "dataset", None), "keeps_order", True):
+    sampler, _, inner = samplers_of(loader)
+    is_shuffled = any(
+        isinstance(each, RandomSampler) or getattr(each, "shuffle", False) is True for each in (sampler, inner)
+    )
+    if is_shuffled or not getattr(dataset_of(loader), "keeps_order", True):
         logger.warning(
             "loader %r shuffles: predictions come in its order, not in the data set's; use shuffle=False, or "
             "return an identifier of each sample from predict_batch",

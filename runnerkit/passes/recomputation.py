@@ -12,6 +12,7 @@ from runnerkit.callback import CallbackOrder, ICallback, IMetricCallback, innerm
 from runnerkit.engine import IEngine
 from runnerkit.loop.loader_metrics import reduce_metrics
 from runnerkit.passes.scratch_runner import scratch_copy
+from runnerkit.sampling.feed import num_workers_of
 from runnerkit.seeding.generators import derive_seed, keep_rng, set_global_seed
 from runnerkit.types import Batch, Metrics
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def evaluate_alone(runner: IRunner, batches: Iterable[Batch], *, num_batches: int, attempt: int = 0) -> Metrics:
+def evaluate_on_one_rank(runner: IRunner, batches: Iterable[Batch], *, num_batches: int, attempt: int = 0) -> Metrics:
     """Evaluate `batches` as the loader that just ended, on a copy of the runner, as if there were no other processes.
 
     Runs `handle_batch`, the runner's own start events and `on_batch_end`, and the callbacks that come before the
@@ -39,7 +40,7 @@ def evaluate_alone(runner: IRunner, batches: Iterable[Batch], *, num_batches: in
     kept = {key: each for key, each in runner.callbacks.items() if _takes_part(each)}
     alone = scratch_copy(runner, callbacks=kept.values())
     vars(alone).update(
-        engine=Alone(runner.engine), loggers={}, loader_batch_step=0, loader_sample_step=0,
+        engine=SingleRankEngine(runner.engine), loggers={}, loader_batch_step=0, loader_sample_step=0,
         loader_batch_len=num_batches, loader_metrics={},
         callbacks={key: alone.callbacks[key] for key in kept},
     )  # fmt: skip
@@ -47,7 +48,7 @@ def evaluate_alone(runner: IRunner, batches: Iterable[Batch], *, num_batches: in
     listeners.bind(alone, alone.callbacks.values())
     if alone.listens_to("on_loader_end"):  # the runner's own event was called before
         listeners["on_loader_end"] = listeners["on_loader_end"][:-1]
-    if getattr(runner.loader, "num_workers", 0):
+    if num_workers_of(runner.loader):
         alone.engine.settle()
     with keep_rng():
         set_global_seed(derive_seed(runner.seed, "recomputation", attempt))
@@ -63,7 +64,7 @@ def _takes_part(callback: ICallback) -> bool:
     return callback.order < CallbackOrder.Backward or isinstance(innermost(callback), IMetricCallback)
 
 
-class Alone(IEngine):
+class SingleRankEngine(IEngine):
     """An engine that acts as a single process, with the device and precision of another engine.
 
     Args:

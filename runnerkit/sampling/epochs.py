@@ -1,4 +1,4 @@
-"""The number of the epoch, told to all parts of a loader."""
+"""Calls of ``set_epoch`` on all parts of a loader."""
 
 from __future__ import annotations
 

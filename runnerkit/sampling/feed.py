@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch.utils.data import DataLoader
 
 from runnerkit.sampling.loader_worker import WorkerStart
 from runnerkit.sampling.share import LoaderShare
 from runnerkit.support.torch_internals import forget_length
+
+
+class OuterLoader:
+    """Base class of loaders that wrap another one.
+
+    Attributes:
+        origin: the wrapped loader.
+    """
+
+    origin: Any
+
+
+@runtime_checkable
+class LoaderOfDevice(Protocol):
+    """A loader that yields batches for one device."""
+
+    def for_device(self, device: torch.device) -> Any:
+        """Return a copy for a process that computes on `device`."""
 
 
 def with_feed(shard: DataLoader[Any], share: LoaderShare, **replaced: Any) -> DataLoader[Any]:
@@ -28,3 +47,19 @@ def with_feed(shard: DataLoader[Any], share: LoaderShare, **replaced: Any) -> Da
 def feed_of(loader: Any) -> Any:
     """Return the loader that yields the batches of one from :func:`shard_loader`; any other loader unchanged."""
     return getattr(loader, "_feed", loader)
+
+
+def num_workers_of(loader: Any) -> int:
+    """Return the number of worker processes of a loader; 0 if it is not a DataLoader or a wrapper of one."""
+    return getattr(loader, "num_workers", 0)
+
+
+def dataset_of(loader: Any) -> Any:
+    """Return the data set of a loader, or None."""
+    return getattr(loader, "dataset", None)
+
+
+def samplers_of(loader: Any) -> tuple[Any, Any, Any]:
+    """Return a loader's sampler, its batch sampler, and the sampler within that; None for each that it lacks."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    return getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)

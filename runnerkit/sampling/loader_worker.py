@@ -13,9 +13,9 @@ from typing import Any
 from runnerkit.support.platform import ASKS_A_RUN
 from runnerkit.support.torch_internals import raise_if_a_worker_was_killed
 
-_LOOK_EVERY_S = 5.0
-_NEWS_S = 10.0  # from a killed worker's closed sockets to the signal of its parent, on a busy machine
-_OF_THE_DATA_SET = "in DataLoader worker process"  # torch's words in an error that a worker has reported
+_POLL_S = 5.0
+_SIGCHLD_S = 10.0  # from a killed worker's closed sockets to the signal of its parent, on a busy machine
+_RAISED_IN_WORKER = "in DataLoader worker process"  # torch's words in an error that a worker has reported
 
 
 class WorkerStart:
@@ -46,7 +46,7 @@ class WorkerStart:
             self.init_fn(worker_id)
 
 
-def naming_the_dead(batches: Iterator[Any]) -> Iterator[Any]:
+def watch_workers(batches: Iterator[Any]) -> Iterator[Any]:
     """Yield a loader's batches; if a worker was killed, raise that error instead of its first symptom.
 
     The system closes a killed worker's sockets, from which a batch may be being read, a moment before it notifies this
@@ -56,8 +56,8 @@ def naming_the_dead(batches: Iterator[Any]) -> Iterator[Any]:
     try:
         yield from batches
     except (ConnectionError, EOFError) as error:
-        deadline = time.monotonic() + _NEWS_S
-        while _OF_THE_DATA_SET not in str(error) and time.monotonic() < deadline:
+        deadline = time.monotonic() + _SIGCHLD_S
+        while _RAISED_IN_WORKER not in str(error) and time.monotonic() < deadline:
             raise_if_a_worker_was_killed()
             time.sleep(0.05)
         raise
@@ -66,15 +66,15 @@ def naming_the_dead(batches: Iterator[Any]) -> Iterator[Any]:
 def _wait(numbers: set[signal.Signals], owner: int) -> None:
     while True:
         # Returns the sender, which a Python signal handler does not get.
-        received = signal.sigtimedwait(numbers, _LOOK_EVERY_S)
+        received = signal.sigtimedwait(numbers, _POLL_S)
         if received is None:
-            if not _is_there(owner):
+            if not _is_alive(owner):
                 os._exit(1)
         elif received.si_signo == signal.SIGTERM and received.si_pid == owner:
             os._exit(0)
 
 
-def _is_there(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

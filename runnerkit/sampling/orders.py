@@ -22,9 +22,9 @@ def check_order(key: str, saved: Mapping[str, Any] | None, now: Mapping[str, Any
     if saved is None or now is None or dict(saved) == dict(now):
         return
     if saved["length"] != now["length"] or saved["by"] != now["by"]:
-        before, after = _words(saved), _words(now)
+        before, after = _describe(saved), _describe(now)
     else:
-        before, after = _words(saved), "another seed"
+        before, after = _describe(saved), "another seed"
     raise ValueError(
         f"{source} was saved in the middle of a pass over loader {key!r} with {before}; now it has {after}: some would "
         "be repeated and others missed. Resume with the same data, shuffle and seed, or from a checkpoint of an "
@@ -32,5 +32,5 @@ def check_order(key: str, saved: Mapping[str, Any] | None, now: Mapping[str, Any
     )
 
 
-def _words(order: Mapping[str, Any]) -> str:
+def _describe(order: Mapping[str, Any]) -> str:
     return f"{order['length']} {order['unit']} in the order of {order['by']}"

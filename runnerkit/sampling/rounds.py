@@ -9,7 +9,7 @@ from runnerkit.sampling.share import LoaderShare, PassPosition
 
 
 class Rounds(LoaderShare):
-    """A range as a loader: every process gets each of its numbers, and a resumed run those that are left.
+    """A range as a loader: every process gets all numbers, and a resumed run gets the remaining ones.
 
     >>> rounds = Rounds(range(5))
     >>> rounds.skip(3)

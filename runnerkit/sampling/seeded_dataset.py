@@ -26,6 +26,7 @@ from runnerkit.seeding.generators import (
     keep_cpu_rng,
     seed_generators,
 )
+from runnerkit.support.plain_values import attributes_of
 
 _DRAW_NOTHING = (TensorDataset, list, tuple, range)  # exactly these types: a subclass may draw
 _DRAW_NOTHING_EITHER = (None, default_collate, default_convert)
@@ -160,7 +161,7 @@ def draws_nothing(dataset: Any) -> bool:
     """Return whether a data set is of a kind that cannot draw, or it or its own class declares it."""
     kind = _innermost_type(dataset)
     declared = vars(kind).get("draws_nothing")  # not what a base class declares
-    return kind in _DRAW_NOTHING or getattr(dataset, "__dict__", {}).get("draws_nothing", declared) is True
+    return kind in _DRAW_NOTHING or attributes_of(dataset).get("draws_nothing", declared) is True
 
 
 def _innermost_type(dataset: Any) -> type:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from inspect import signature
 from types import NoneType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch.utils.data import (
@@ -20,9 +20,9 @@ from torch.utils.data import (
 )
 
 from runnerkit.sampling.epochs import set_epoch
-from runnerkit.sampling.feed import feed_of, with_feed
+from runnerkit.sampling.feed import OuterLoader, feed_of, samplers_of, with_feed
 from runnerkit.sampling.indexed.sampler import Places, ShardedBatches, ShardedBatchSampler
-from runnerkit.sampling.loader_worker import naming_the_dead
+from runnerkit.sampling.loader_worker import watch_workers
 from runnerkit.sampling.seeded_dataset import SeededDataset, is_seeded
 from runnerkit.sampling.share import AdaptedShare, LoaderShare, WholeLoader
 from runnerkit.seeding.generators import derive_seed
@@ -33,6 +33,22 @@ logger = logging.getLogger(__name__)
 Uneven: TypeAlias = Literal["drop", "pad"]  # an argument of 0.1, without effect
 
 _WHOLE = WholeLoader()
+
+
+@runtime_checkable
+class OrdersLanes(Protocol):
+    """A data set with an order of its own, such as ``ShardedFiles``."""
+
+    def lane_order(self, *, stride: int, seed: int) -> Any:
+        """Return the order."""
+
+
+@runtime_checkable
+class ChecksShare(Protocol):
+    """A data set that accepts some samplers and steps only, such as ``SequenceRows``."""
+
+    def check_share(self, sampler: Any, stride: int) -> None:
+        """Raise a ValueError if `sampler` does not fit, or a global batch of `stride` samples."""
 
 
 def shard_loader(
@@ -113,7 +129,7 @@ def shard_loader(
                 "IterableDataset"
             )
         return loader
-    share_samples = _share_files if hasattr(loader.dataset, "lane_order") else _share_indices
+    share_samples = _share_files if isinstance(loader.dataset, OrdersLanes) else _share_indices
     return share_samples(loader, key=key, training=training, **place)
 
 
@@ -124,9 +140,7 @@ def loader_seed(seed: int, key: str) -> int:
 
 def distributed_sampler_of(loader: Any) -> DistributedSampler[Any] | None:
     """Return the DistributedSampler that the user gave to a loader, if any."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    candidates = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    return next((each for each in candidates if isinstance(each, DistributedSampler)), None)
+    return next((each for each in samplers_of(loader) if isinstance(each, DistributedSampler)), None)
 
 
 def _kept_iterator(loader: DataLoader[Any]) -> str | None:
@@ -153,10 +167,9 @@ def _share_indices(loader: DataLoader[Any], *, key: str, training: bool, **place
         share = ShardedBatchSampler(
             sampler, batch_size=batches.batch_size, drop_last=batches.drop_last, training=training, **place
         )
-        check_share = getattr(loader.dataset, "check_share", None)
-        if check_share is not None:
+        if isinstance(loader.dataset, ChecksShare):
             try:
-                check_share(sampler, share.stride)
+                loader.dataset.check_share(sampler, share.stride)
             except ValueError as error:
                 raise ValueError(f"loader {key!r}: {error}") from error
             share.needs_whole_steps = True
@@ -171,7 +184,7 @@ def _share_files(loader: DataLoader[Any], *, key: str, training: bool, **place: 
     from runnerkit.sampling.indexed.lane_order import LaneBatches, LaneBatchSampler  # late, as few runs need it
 
     batches: Any = loader.batch_sampler
-    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
+    sampler = loader.sampler if batches is None else samplers_of(loader)[2]
     if type(sampler) is not SequentialSampler or type(batches) not in (BatchSampler, NoneType):
         raise TypeError(
             f"loader {key!r}: {type(loader.dataset).__name__} has its own order; a {_sampler_name(loader)} would open "
@@ -206,10 +219,10 @@ def batches_of(loader: Any) -> Iterator[Any]:
         # the same with both, and in a resumed run, which restarts the workers.
         torch.empty((), dtype=torch.int64).random_()
     batches: Iterator[Any] = iter(feed)
-    if getattr(loader, "wraps_loader", False):
+    if isinstance(loader, OuterLoader):
         return batches  # the wrapped loader's, which came through here
     batches = share_of(loader).unpacked(batches)
-    return naming_the_dead(batches) if isinstance(feed, DataLoader) and feed.num_workers > 0 else batches
+    return watch_workers(batches) if isinstance(feed, DataLoader) and feed.num_workers > 0 else batches
 
 
 def share_of(loader: Any) -> LoaderShare:
@@ -244,14 +257,14 @@ def count_batches(loader: Any) -> int | None:
 
 def gives_new_batches(loader: Any) -> bool:
     """Return whether each batch of a loader surely has memory of its own: with workers, or if torch collates it."""
-    while getattr(loader, "wraps_loader", False):
+    while isinstance(loader, OuterLoader):
         loader = loader.origin
     return isinstance(loader, DataLoader) and (loader.num_workers > 0 or loader.collate_fn is default_collate)
 
 
 def is_length_sure(loader: Any) -> bool:
-    """Return whether a loader that has a length yields so many batches; a stream or a custom loader may not."""
-    while getattr(loader, "wraps_loader", False):
+    """Return whether a loader with a length yields exactly that many batches; a stream or a custom loader may not."""
+    while isinstance(loader, OuterLoader):
         if share_of(loader).continues:
             return True  # with epoch_steps
         loader = loader.origin

@@ -1,4 +1,4 @@
-"""The contract of a process's share of a loader, and the share of a loader that nobody divides."""
+"""The contract of a process's share of a loader, and the share of a loader that is not divided."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class LoaderShare(ABC):
         return self.order is None or len(self.order) > 0
 
     def described(self) -> Order | None:
-        """Describe the length and order of a pass, which a resumed one has to have as well; None if unknown."""
+        """Describe the length and order of a pass, which a resumed pass must have as well; None if unknown."""
         return None
 
     @property
@@ -171,14 +171,14 @@ class DividedShare(LoaderShare):
     def position_after(self, num_batches: int) -> PassPosition:
         return self.num_consumed + num_batches * self.stride
 
-    def num_takers(self, size: int) -> int:
-        """Return how many ranks share the `size` samples of a short last step: two or more each, if there are."""
+    def num_active_ranks(self, size: int) -> int:
+        """Return how many ranks share the `size` samples of a short last step: each gets two or more if possible."""
         return min(self.world_size, max(1, size // min(2, self.batch_size or 1)))
 
-    def sizes_of_takers(self, size: int) -> list[int]:
-        """Return the samples of each rank in a short last step, whose takers take them in turns."""
-        takers = self.num_takers(size)
-        return [len(range(rank, size, takers)) if rank < takers else 0 for rank in range(self.world_size)]
+    def sizes_on_ranks(self, size: int) -> list[int]:
+        """Return the samples of each rank in a short last step; active ranks take samples in turn."""
+        num_active = self.num_active_ranks(size)
+        return [len(range(rank, size, num_active)) if rank < num_active else 0 for rank in range(self.world_size)]
 
 
 class WholeLoader(LoaderShare):

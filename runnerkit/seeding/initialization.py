@@ -68,7 +68,7 @@ def is_on_meta(model: nn.Module) -> bool:
 
 
 def leave_behind(model: nn.Module) -> None:
-    """Note that the values of parameters on the meta device are in the checkpoints of a run only."""
+    """Mark a model on the meta device whose parameters have values in the checkpoints of a run only."""
     setattr(model, _LEFT_BEHIND, True)
 
 
@@ -163,22 +163,22 @@ class _Slots:
         self.parameters = {*self._places}
 
     def holders(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the name of each parameter, and a module that holds it: each of those that do."""
+        """Yield each pair of a parameter's name and a module that holds the parameter."""
         for parameter, places in self._places.items():
             yield from ((self.name_of(parameter), module) for module, _ in places)
 
     def name_of(self, parameter: nn.Parameter) -> str:
-        """Return the name of a parameter of the beginning."""
+        """Return the name of an original parameter."""
         module, name = self._places[parameter][0]
         return ".".join(filter(None, (self.paths[module], name)))
 
     def current(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Return what the model holds now in its place."""
+        """Return the parameter that the model holds now in place of the original `parameter`."""
         module, name = self._places[parameter][0]
         return getattr(module, name)  # type: ignore[no-any-return]
 
     def put(self, parameters: dict[nn.Parameter, nn.Parameter]) -> None:
-        """Replace parameters, given by those of the beginning."""
+        """Replace parameters; `parameters` maps original ones to their replacements."""
         for old, new in parameters.items():
             for module, name in self._places[old]:
                 setattr(module, name, new)

@@ -60,12 +60,12 @@ def is_over(runner: IRunner) -> bool:
 
 
 def is_reached(budget: Budget, *, num_steps: int, num_samples: int) -> bool:
-    """Return whether a stage with so many optimizer steps and samples has reached a limit in one of them."""
+    """Return whether `num_steps` or `num_samples` has reached its limit."""
     return num_steps >= _or_infinite(budget.num_steps) or num_samples >= _or_infinite(budget.num_samples)
 
 
 def ends_within_epoch(runner: IRunner) -> bool:
-    """Return whether the stage has reached such a limit in a training loader that has batches left."""
+    """Return whether the stage has reached a limit in steps or samples while its training loader has batches left."""
     if not runner._stage.may_end_early or not is_over(runner):
         return False
     is_last = runner.loader_key == last_training_loader(runner)
@@ -96,7 +96,7 @@ def is_epoch_left(runner: IRunner) -> bool:
 
 
 def words_of_end(runner: IRunner) -> str:
-    """Return what was done of each limit, and what to raise."""
+    """Describe the progress towards each limit, and the argument to raise."""
     done = {
         "num_epochs": runner.stage_epoch_step,
         "num_steps": runner.stage_optimizer_step,
@@ -113,7 +113,7 @@ def limit_pass(runner: IRunner) -> None:
     sampler list no more than its last step needs.
 
     Raises:
-        ValueError: processes may count differently, as they do not know the sizes of one another's batches.
+        ValueError: processes may count differently, as no process knows the sizes of the others' batches.
     """
     num_steps, num_samples = runner._stage.budget.num_steps, runner._stage.budget.num_samples
     share = share_of(runner.loader)
@@ -124,13 +124,13 @@ def limit_pass(runner: IRunner) -> None:
     share.end_after(max(0, num_samples - runner.stage_sample_step))
     if runner.engine.num_processes > 1 and share.batch_size is None:
         raise ValueError(
-            f"num_samples: the processes do not know the sizes of one another's batches of loader "
+            f"num_samples: no process knows the sizes of the others' batches of loader "
             f"{runner.loader_key!r}; pass num_steps instead"
         )
 
 
 def count_steps(runner: IRunner, paces: Collection[int]) -> int | None:
-    """Return how many optimizer steps the stage has; None unless all its limits tell.
+    """Return how many optimizer steps the stage has; None unless every limit determines it.
 
     Called before the first epoch.
 
@@ -160,7 +160,7 @@ def count_steps(runner: IRunner, paces: Collection[int]) -> int | None:
 
 
 def _steps_in(num_batches: int, paces: Collection[int]) -> int:
-    """Count the optimizer steps in so many batches, of which the last one ends a step."""
+    """Count the optimizer steps in `num_batches` batches; the last batch ends a step."""
     period = math.lcm(*paces)
     in_period = [number for number in range(1, period + 1) if any(number % pace == 0 for pace in paces)]
     periods, rest = divmod(num_batches, period)

@@ -321,7 +321,7 @@ def _on_device(value: float | Tensor, device: torch.device) -> Tensor:
 
 
 def _base_factor(runner: IRunner) -> float | None:
-    """Return the factor of a process with a full batch: engines average losses, also those that sum over a batch."""
+    """Return the factor of a process with a full batch: engines average losses, also losses that sum over a batch."""
     num_processes = runner.engine.data_parallel.num_processes
     return float(num_processes) if runner.loss_reduction == "sum" and num_processes > 1 else None
 

@@ -91,7 +91,7 @@ def _clip(engine: IEngine, optimizers: list[Any], clip: Callable[[list[Tensor]],
 
 
 def _backward(runner: IRunner, loss: Tensor, optimizers: list[Any], step: GradientStep) -> Callable[[], Any] | None:
-    """Backpropagate the weighted loss; return what waits for the divisor of the gradients, if there is one."""
+    """Backpropagate the weighted loss; return a function that waits for the gradients' divisor, if there is one."""
     total = None
     if step.matter and (runner.batch_weight is not None or step.sizes is not None):
         share = step.weigh(runner)

@@ -1,4 +1,4 @@
-"""Batches whose samples are those of other processes, or fewer than their loader gave."""
+"""Batches without samples of this process, or with fewer than their loader gave."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runnerkit.steps.gradient_step import GradientStep
+from runnerkit.support.torch_internals import has_sparse_gradients
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ def warn_of_dropped_samples(runner: IRunner, step: GradientStep) -> None:
         advice = "If collate_fn drops samples, set self.batch_weight = self.batch_size in handle_batch"
     if runner.engine.is_main_process or not is_miscounted:
         logging.getLogger(__name__).warning(
-            "loader %r: batch %d counts as %d samples, but the loader gave rank %d %d samples, by which gradients "
-            "weight the processes. %s",
+            "loader %r: batch %d counts as %d samples, but the loader gave rank %d %d samples, and gradients "
+            "weight each process by the samples that its loader gave. %s",
             runner.loader_key, runner.loader_batch_step, runner.batch_size, runner.engine.rank, step.own_size, advice,
         )  # fmt: skip
     step.own_size = None
@@ -39,9 +40,7 @@ def begin_idle_step(runner: IRunner, step: GradientStep) -> None:
     modules = [module for model in as_dict(runner.model).values() for module in model.modules()]
     step.kept = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers(recurse=False)]
     # SparseAdam moves each row that a gradient lists, also where its value is zero.
-    embeddings = [
-        parameter for module in modules if getattr(module, "sparse", False) for parameter in module.parameters()
-    ]
+    embeddings = [parameter for module in modules if has_sparse_gradients(module) for parameter in module.parameters()]
     step.hooks = [each.register_hook(_without_rows) for each in embeddings if each.requires_grad]
 
 

@@ -16,7 +16,7 @@ def values_of(gradient: Tensor) -> Tensor:
 
 
 def with_dense_gradients(parameters: list[Tensor]) -> list[Tensor]:
-    """Return `parameters` with those that have sparse gradients replaced by the rows that they concern.
+    """Return `parameters`, each with a sparse gradient replaced by the rows that its gradient lists.
 
     Such a row's ``grad`` shares memory with the gradient, so it may be changed in place.
     """

@@ -63,15 +63,15 @@ def start_watch(runner: IRunner) -> None:
     """Start to watch in the first complete training loader of the stage, not in the rest of an interrupted one."""
     if runner._stage.step_watch is not None and not runner.loader_pass.num_skipped:
         runner._stage.step_watch.open()
-        runner._stage.listeners["on_step_end"] += (_look,)
+        runner._stage.listeners["on_step_end"] += (_close_after_step,)
 
 
-def _look(runner: IRunner) -> None:
+def _close_after_step(runner: IRunner) -> None:
     """Remove the hook after the first step, on ``on_step_end``: torch cannot remove a hook while it runs."""
     watch = runner._stage.step_watch
     if watch is None or watch.has_stepped:
         close(runner)
-        others = tuple(each for each in runner._stage.listeners["on_step_end"] if each is not _look)
+        others = tuple(each for each in runner._stage.listeners["on_step_end"] if each is not _close_after_step)
         runner._stage.listeners["on_step_end"] = others
 
 

@@ -61,7 +61,7 @@ def lock(logdir: Path) -> Callable[[], None]:
         except OSError as error:
             raise _unwritable(logdir, error) from error
         logger.warning("%s is not locked, which needs Linux or macOS: make sure that no other run writes there", logdir)
-        return not_locked
+        return no_lock
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -71,7 +71,7 @@ def lock(logdir: Path) -> Callable[[], None]:
             if not (logdir / FILE).exists():
                 raise _unwritable(logdir, error) from error
             logger.warning("%s cannot be locked (%s): make sure that no other run writes there", logdir, error)
-            return not_locked
+            return no_lock
         if descriptor is not None:
             return partial(_unlock, logdir, descriptor, is_new)
         if time.monotonic() > deadline:
@@ -82,7 +82,7 @@ def lock(logdir: Path) -> Callable[[], None]:
         time.sleep(_PAUSE_S)
 
 
-def not_locked() -> None:
+def no_lock() -> None:
     """Release nothing: what :func:`lock` returns if the folder cannot be locked."""
 
 

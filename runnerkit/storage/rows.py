@@ -18,7 +18,7 @@ Path: TypeAlias = tuple[Any, ...]  # keys and indices that lead to a part
 _PLAIN = (str, bytes, bool, int, float, type(None))
 
 
-def take_off(prediction: Any, batch: Any, *, num_samples: int | None = None) -> Any:
+def to_cpu_rows(prediction: Any, batch: Any, *, num_samples: int | None = None) -> Any:
     """Copy a batch's prediction to the CPU, without the rest of a view's storage, and check that it consists of rows.
 
     Args:
@@ -28,7 +28,7 @@ def take_off(prediction: Any, batch: Any, *, num_samples: int | None = None) -> 
         ValueError, TypeError: a part does not have a row per sample of the batch; it is named by its path.
     """
     lengths = set(_lengths(batch)) if num_samples is None else {num_samples}
-    taken = map_parts(lambda parts, path: _take_off(parts[0], path, lengths), [prediction])
+    taken = map_parts(lambda parts, path: _to_cpu_rows(parts[0], path, lengths), [prediction])
     num_rows = {name_of(path): len(part) for path, part in walk(taken) if part is not None}
     if len(set(num_rows.values())) != 1:
         raise ValueError(f"{_rows_needed(())}; there are {num_rows or 'none'}")
@@ -96,7 +96,7 @@ def _check_form(forms: list[Any], path: Path) -> None:
         raise ValueError(f"{name_of(path)} has different forms: {forms}; return the same form from predict_batch")
 
 
-def _take_off(part: Any, path: Path, lengths: set[int]) -> Any:
+def _to_cpu_rows(part: Any, path: Path, lengths: set[int]) -> Any:
     if part is None:
         return None
     if isinstance(part, list | tuple):

@@ -27,7 +27,7 @@ def check_integers(owner: object, *, least: int | None = 1, or_none: bool = Fals
     _check(owner, Integral, f"an integer {bound}".strip(), or_none, given)
     for name, value in given.items():
         if value is not None and least is not None and value < least:
-            raise ValueError(_words(owner, name, bound, or_none, value))
+            raise ValueError(_describe(owner, name, bound, or_none, value))
 
 
 def check_numbers(
@@ -38,7 +38,7 @@ def check_numbers(
     _check(owner, Real, f"a number {bound}".strip(), or_none, given)
     for name, value in given.items():
         if value is not None and not (value >= least and (value > above or above == -math.inf)):
-            raise ValueError(_words(owner, name, bound or "a number", or_none, value))
+            raise ValueError(_describe(owner, name, bound or "a number", or_none, value))
 
 
 def check_strings(owner: object, *, or_none: bool = False, **given: Any) -> None:
@@ -61,9 +61,9 @@ def check_names(owner: object, *, or_none: bool = False, **given: Any) -> None:
     _check(owner, Collection, "a list of str", or_none, given)
     for name, value in given.items():
         if value is not None and (isinstance(value, str) or any(not isinstance(each, str) for each in value)):
-            raise TypeError(_words(owner, name, "a list of str", or_none, value))
+            raise TypeError(_describe(owner, name, "a list of str", or_none, value))
         if value is not None and not len(value):
-            raise ValueError(_words(owner, name, "a list of one str or more", or_none, value))
+            raise ValueError(_describe(owner, name, "a list of one str or more", or_none, value))
 
 
 def check_keys(owner: object, *, or_none: bool = False, **given: Any) -> None:
@@ -72,17 +72,17 @@ def check_keys(owner: object, *, or_none: bool = False, **given: Any) -> None:
     _check(owner, (str, Sequence, Mapping), accepted, or_none, given)
     for name, value in given.items():
         if value is not None and not isinstance(value, str) and any(not isinstance(each, str) for each in value):
-            raise TypeError(_words(owner, name, accepted, or_none, value))
+            raise TypeError(_describe(owner, name, accepted, or_none, value))
 
 
 def _check(owner: object, kind: Any, accepted: str, or_none: bool, given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         is_one = isinstance(value, kind) and not (kind in (Integral, Real) and isinstance(value, bool))
         if not is_one and not (or_none and value is None):
-            raise TypeError(_words(owner, name, accepted, or_none, value))
+            raise TypeError(_describe(owner, name, accepted, or_none, value))
 
 
-def _words(owner: object, name: str, accepted: str, or_none: bool, value: Any) -> str:
+def _describe(owner: object, name: str, accepted: str, or_none: bool, value: Any) -> str:
     named = owner if isinstance(owner, str) else type(owner).__name__
     return f"{named}: {name} must be {accepted}{' or None' * or_none}, got {value!r}"
 

@@ -39,3 +39,12 @@ def flat(value: Any, name: str = "", *, separator: str = ".") -> Iterator[tuple[
         return
     for key, each in value.items():
         yield from flat(each, f"{name}{separator}{key}" if name else str(key), separator=separator)
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object itself, without those of its class; none of an object without ``__dict__``.
+
+    >>> attributes_of(1)
+    {}
+    """
+    return getattr(value, "__dict__", {})

@@ -1,4 +1,4 @@
-"""Everything that runnerkit uses of torch without torch promising to keep it, tested with each supported version."""
+"""The parts of torch that runnerkit uses although they are not public, tested with each supported version."""
 
 from __future__ import annotations
 
@@ -131,6 +131,16 @@ def local(tensor: Any) -> Any:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether a tensor is a DTensor; its class need not be imported for that."""
+    return hasattr(tensor, "full_tensor")
+
+
+def has_sparse_gradients(module: nn.Module) -> bool:
+    """Return whether a module is an embedding with ``sparse=True``."""
+    return bool(getattr(module, "sparse", False))
+
+
 def replace_parameters(module: nn.Module, tensors: dict[str, Any]) -> dict[str, Any]:
     """Put tensors, parameters or not, in the places of a module's parameters; return what was there."""
     replaced = {name: module._parameters[name] for name in tensors}
@@ -172,7 +182,7 @@ def awaited_worker(iterator: Any) -> tuple[int, int] | None:
     return number, iterator._workers[number].pid
 
 
-def silent_backend() -> str:
+def backend_without_communication() -> str:
     """Return the name of a backend whose process groups do not communicate: all processes seem to send what this one
     sends."""
 

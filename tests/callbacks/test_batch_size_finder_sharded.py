@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from runnerkit import dl, utils
-from runnerkit.engines.sharding.rehearsal import parked
+from runnerkit.engines.sharding.trial_models import offloaded
 from tests.engines.together import together
 from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, train
 
@@ -166,7 +166,7 @@ def test_memory_is_free_while_other_steps_are_made():
     tensor = torch.arange(6.0).view(2, 3)
     part = tensor[1:]
 
-    with parked([tensor.untyped_storage()]):
+    with offloaded([tensor.untyped_storage()]):
         size_bytes = tensor.untyped_storage().nbytes()
 
     assert size_bytes == 0

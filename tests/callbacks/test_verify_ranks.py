@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from runnerkit import dl
-from runnerkit.callbacks.debug.parts.rank_samples import SeenSamples, samples_in_words
+from runnerkit.callbacks.debug.parts.rank_samples import SeenSamples, describe_samples
 from runnerkit.callbacks.debug.parts.rank_weights import largest_difference
 from runnerkit.callbacks.debug.parts.recorded_loader import RecordedSampler
 from runnerkit.sampling.sharding import shard_loader
@@ -215,7 +215,7 @@ def test_a_loader_that_gives_its_batches_once_is_named():
 
 
 def shares(num_samples, batch_size, world_size, *, num_batches, spoil):
-    """Return the arguments for `samples_in_words` as ranks of a job would record them, without processes."""
+    """Return the arguments for `describe_samples` as ranks of a job would record them, without processes."""
     found, recorded, given = [], None, None
     for rank in range(world_size):
         whole = DataLoader(range(num_samples), batch_size=batch_size, shuffle=True)
@@ -244,7 +244,7 @@ def skip(rank, batches):
 def test_one_sample_given_twice_and_a_batch_left_out_are_found(spoil, words):
     """A single mistake among 90 samples is found."""
     with pytest.raises(ValueError, match=words):
-        samples_in_words(**shares(200, 10, 3, num_batches=3, spoil=spoil))
+        describe_samples(**shares(200, 10, 3, num_batches=3, spoil=spoil))
 
 
 def test_tensors_of_unlike_shapes_are_infinitely_far_apart():

@@ -8,7 +8,7 @@ import pytest
 
 from runnerkit import dl
 from runnerkit.engines import WorkerError
-from runnerkit.engines.launch.launchers import StartedElsewhere, StartedHere
+from runnerkit.engines.launch.launchers import ExternalLauncher, SpawnLauncher
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.job_process import ThisProcess
 
@@ -28,7 +28,7 @@ class Member:
     def cleanup(self):
         self.events.append("left")
 
-    def stand_down(self):
+    def stop_watchdog(self):
         self.events.append("stood down")
 
     def root_cause(self, error):
@@ -47,13 +47,13 @@ def events():
 @pytest.fixture(params=["this process", "started elsewhere"])
 def launcher(request, events):
     member = Member(events)
-    return ThisProcess(member) if request.param == "this process" else StartedElsewhere(member, PLACE)
+    return ThisProcess(member) if request.param == "this process" else ExternalLauncher(member, PLACE)
 
 
 def test_a_call_returns_its_result_and_leaves_the_job(launcher, events):
     """A watch stands down before, as nothing has failed."""
     assert launcher.launch(lambda: len(events)) == 0
-    assert events[-1] == "left" and events[:-1] == ["stood down"] * isinstance(launcher, StartedElsewhere)
+    assert events[-1] == "left" and events[:-1] == ["stood down"] * isinstance(launcher, ExternalLauncher)
 
 
 @pytest.mark.parametrize("takes_all", [True, False])
@@ -65,7 +65,7 @@ def test_values_arrive_in_rounds_and_the_job_is_left_however_they_end(launcher, 
     rounds.close()
 
     assert taken == [["a"], ["b"]][: len(taken)]
-    assert events[-1] == "left" and events[:-1] == ["stood down"] * isinstance(launcher, StartedElsewhere)
+    assert events[-1] == "left" and events[:-1] == ["stood down"] * isinstance(launcher, ExternalLauncher)
 
 
 def test_a_job_of_one_process_fails_with_its_own_error(events):
@@ -78,7 +78,7 @@ def test_a_job_of_one_process_fails_with_its_own_error(events):
 
 def test_a_process_started_elsewhere_fails_with_the_cause_of_another(events):
     """The watch does not stand down, so that torchrun ends as well."""
-    launcher = StartedElsewhere(Member(events), PLACE)
+    launcher = ExternalLauncher(Member(events), PLACE)
 
     with pytest.raises(LookupError, match="in rank zero"):
         launcher.launch(fails)
@@ -89,12 +89,12 @@ def test_a_process_started_elsewhere_fails_with_the_cause_of_another(events):
 def test_an_exit_in_the_middle_of_a_job_is_an_error(events):
     """The other processes still wait for this one."""
     with pytest.raises(WorkerError, match="rank 1"):
-        StartedElsewhere(Member(events), PLACE).launch(lambda: sys.exit(0))
+        ExternalLauncher(Member(events), PLACE).launch(lambda: sys.exit(0))
 
 
 def test_without_a_store_an_error_is_its_own_cause():
     """Horovod's processes have none."""
-    launcher = StartedElsewhere(dl.HorovodEngine(2, device="cpu"), PLACE)
+    launcher = ExternalLauncher(dl.HorovodEngine(2, device="cpu"), PLACE)
 
     with pytest.raises(ConnectionError, match="closed by peer"):
         launcher.launch(fails)
@@ -112,7 +112,7 @@ def test_processes_started_here_get_the_servers_variables(events):
         yield lambda rank: {"OF_RANK": f"own {rank}"}
         events.append("closed")
 
-    launcher = StartedHere(2, variables={"OF_ALL": "all"}, server=server)
+    launcher = SpawnLauncher(2, variables={"OF_ALL": "all"}, server=server)
 
     assert launcher.launch(variables) == {"RANK": "0", "WORLD_SIZE": "2", "OF_ALL": "all", "OF_RANK": "own 0"}
     assert list(launcher.stream(lambda: (each for each in [variables()["OF_RANK"]]))) == [["own 0", "own 1"]]

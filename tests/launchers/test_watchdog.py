@@ -38,7 +38,7 @@ WORKER = textwrap.dedent(
         os.write(1, f"watched by {{watch._process.pid}}\\n".encode())
         time.sleep(1)  # a watchdog that is there sees all workers
     if sys.argv[1:] == ["succeeds"]:
-        watch.stand_down()
+        watch.stop()
     if sys.argv[1:] in (["succeeds"], ["sleeps"]):
         time.sleep(300)
     os._exit(1)

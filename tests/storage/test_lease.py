@@ -8,7 +8,7 @@ import pytest
 
 from runnerkit.storage.remote import lease as module
 from runnerkit.storage.remote import store as store_module
-from runnerkit.storage.remote.lease import Lease, LostLease, holder
+from runnerkit.storage.remote.lease import Lease, LeaseLost, holder
 from runnerkit.storage.remote.manifest import LEASE
 from runnerkit.storage.remote.store import Store
 
@@ -116,9 +116,9 @@ def test_a_run_that_was_taken_over_notices(url, machine, notice):
     old.check()  # the other has not taken over yet
     new = machine(url, "new")
 
-    with pytest.raises(LostLease, match=f"another run has taken over {url}: process"):
+    with pytest.raises(LeaseLost, match=f"another run has taken over {url}: process"):
         notice(old)
-    with pytest.raises(LostLease):
+    with pytest.raises(LeaseLost):
         old.check()
     old.release()
 
@@ -136,7 +136,7 @@ def test_the_heartbeat_notices_that_the_lease_is_not_this_runs(url, machine, is_
         Store(url).delete(LEASE)
     old._thread.join(30)
 
-    with pytest.raises(LostLease, match="process 7 on mars" if is_there else "one that cannot be read"):
+    with pytest.raises(LeaseLost, match="process 7 on mars" if is_there else "one that cannot be read"):
         old.check()
 
     assert not is_there or content(url)["run"] == "another"

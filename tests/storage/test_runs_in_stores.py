@@ -14,7 +14,7 @@ from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.storage import claims
 from runnerkit.storage.remote import store, uploads
 from runnerkit.storage.remote.copies import local_copy
-from runnerkit.storage.remote.lease import LostLease
+from runnerkit.storage.remote.lease import LeaseLost
 from runnerkit.storage.remote.store import Store
 from runnerkit.storage.remote.urls import local_path, url_of
 from tests.faults.fingerprint import differences, fingerprint
@@ -377,7 +377,7 @@ def test_a_run_that_was_taken_over_changes_nothing_anymore(url):
         Store(url).write("lease.json", json.dumps({"run": "other", "holder": "process 7 on mars"}).encode())
         after.update({name: Store(url).read(name)[0] for name in objects(url)})
 
-    with pytest.raises(LostLease, match="process 7 on mars"):
+    with pytest.raises(LeaseLost, match="process 7 on mars"):
         train(url, saving(url, every_steps=None), At(take_over, step=2 * NUM_STEPS + 1), num_epochs=4)
 
     assert {name: Store(url).read(name)[0] for name in objects(url)} == after

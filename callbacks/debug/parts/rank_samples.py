@@ -40,7 +40,7 @@ class SeenSamples:
 
     @classmethod
     def of(cls, recorded: RecordedSampler | None, *, num_batches: int, is_complete: bool) -> SeenSamples:
-        """Build the share from the batches that ran, without those that workers prefetched in vain."""
+        """Build the share from the batches that ran, without batches that workers prefetched and nobody used."""
         if recorded is None or len(recorded.given) < num_batches:
             return cls(num_batches, None, "", is_complete)
         order_hash = hashlib.sha256(repr(recorded.order).encode()).hexdigest()
@@ -55,7 +55,7 @@ def why_unknown(loader: Any) -> str:
     return f"a {type(inner).__name__} does not report the samples in its batches"
 
 
-def samples_in_words(shares: Sequence[SeenSamples], *, loader: Any, key: str, order: list[Any] | None) -> str:
+def describe_samples(shares: Sequence[SeenSamples], *, loader: Any, key: str, order: list[Any] | None) -> str:
     """Describe the samples that all processes saw together.
 
     Args:

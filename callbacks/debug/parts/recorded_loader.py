@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from runnerkit.sampling.feed import feed_of
-from runnerkit.sampling.indexed.sampler import Place, PlacedBatch
+from runnerkit.sampling.feed import dataset_of, feed_of
+from runnerkit.sampling.indexed.sampler import Place, PlacedBatch, Places
 from runnerkit.sampling.sharding import batches_of, share_of
+from runnerkit.support.plain_values import attributes_of
 from runnerkit.types import Batch
 
 # By rank: the number of batches that ran, and the indices in each; None if the loader does not report them.
@@ -46,7 +47,7 @@ class RecordedSampler(Sampler[Any]):
 
     @property
     def _share(self) -> Any:
-        return getattr(self.sampler, "share", self.sampler)
+        return self.sampler.share if isinstance(self.sampler, Places) else self.sampler
 
 
 def indices_in(value: Any) -> Iterator[Any]:
@@ -76,7 +77,7 @@ def unwrapped(loader: Any) -> Any:
 
 def is_stream(loader: Any) -> bool:
     """Return whether the samples are not numbered, but each process can read the shard of any other one."""
-    return isinstance(getattr(feed_of(unwrapped(loader)), "dataset", None), IterableDataset)
+    return isinstance(dataset_of(feed_of(unwrapped(loader))), IterableDataset)
 
 
 def record_loader(loader: Any) -> RecordedSampler | None:
@@ -84,7 +85,7 @@ def record_loader(loader: Any) -> RecordedSampler | None:
     inner = unwrapped(loader)
     feed = feed_of(inner)
     name = _sampler_name(feed)
-    if name is None or not isinstance(getattr(inner, "dataset", None), Sized):
+    if name is None or not isinstance(dataset_of(inner), Sized):
         return None
     if not isinstance(vars(feed)[name], RecordedSampler):
         vars(feed)[name] = RecordedSampler(vars(feed)[name])  # DataLoader.__setattr__ refuses this
@@ -125,7 +126,7 @@ def replay(loader: Any, passes: Passes) -> Iterator[Batch]:
 
 
 def _replayed(loader: Any, given: list[Any] | None, *, rank: int) -> Any:
-    if hasattr(loader, "origin"):
+    if unwrapped(loader) is not loader:
         wrapper = copy.copy(loader)
         wrapper.origin = _replayed(loader.origin, given, rank=rank)
         return wrapper
@@ -157,15 +158,15 @@ def _of_rank(loader: Any, feed: Any, rank: int) -> Any:
     return shard
 
 
-def in_pieces(passes: Passes) -> Passes | None:
+def split_batches_unequally(passes: Passes) -> Passes | None:
     """Split each batch into two unequal ones, so that a mean of batch means changes too; None if that is impossible."""
-    if any(given is None or not all(map(_is_cuttable, given)) for _, given in passes):
+    if any(given is None or not all(map(_can_split, given)) for _, given in passes):
         return None
     pieces = [[part for batch in given or () for part in _unequal_parts(batch)] for _, given in passes]
     return [(len(parts), parts) for parts in pieces]
 
 
-def _is_cuttable(batch: Any) -> bool:
+def _can_split(batch: Any) -> bool:
     return isinstance(batch, list | tuple) and not isinstance(batch, Place)
 
 
@@ -182,4 +183,4 @@ def _sampler_name(feed: Any) -> str | None:
     if is_stream(feed):
         return None
     names = ("batch_sampler", "sampler") if isinstance(feed, DataLoader) else ("batch_sampler",)
-    return next((name for name in names if getattr(feed, "__dict__", {}).get(name) is not None), None)
+    return next((name for name in names if attributes_of(feed).get(name) is not None), None)

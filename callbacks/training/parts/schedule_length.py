@@ -39,7 +39,8 @@ def check_length(scheduler: Any, runner: IRunner, *, is_per_step: bool) -> None:
         length = _length(runner, is_per_step=scheduler.is_per_step)
         if length is not None and scheduler.length > length:
             _warn(
-                runner, f"the warm-up takes {scheduler.length} of {_words(length, scheduler.is_per_step)}: shorten it"
+                runner,
+                f"the warm-up takes {scheduler.length} of {_describe(length, scheduler.is_per_step)}: shorten it",
             )
         elif length is not None and scheduler.is_per_step == is_per_step:
             _check(scheduler.after, runner, length - scheduler.length, is_per_step=is_per_step)
@@ -64,7 +65,7 @@ def _check(scheduler: Any, runner: IRunner, length: int, *, is_per_step: bool) -
 def _check_one(scheduler: Any, runner: IRunner, length: int, *, is_per_step: bool) -> None:
     name, argument = type(scheduler).__name__, _ARGUMENTS[type(scheduler)]
     own, done = getattr(scheduler, argument), max(0, scheduler.last_epoch)
-    found = f"{name}({argument}={own}) is stepped {_words(length, is_per_step)}"
+    found = f"{name}({argument}={own}) is stepped {_describe(length, is_per_step)}"
     remedy = f"pass {argument}={done + length}"
     if is_per_step:
         remedy += ", or scheduler=, a function of the optimizer and the number of steps"
@@ -88,7 +89,7 @@ def _length(runner: IRunner, *, is_per_step: bool) -> int | None:
     return budget.num_epochs if budget.limits == ["num_epochs"] else None
 
 
-def _words(length: int, is_per_step: bool) -> str:
+def _describe(length: int, is_per_step: bool) -> str:
     return f"{length} optimizer steps" if is_per_step else f"{length} epochs"
 
 

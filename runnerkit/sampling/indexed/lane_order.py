@@ -1,9 +1,9 @@
 """The order in which a job reads files: lanes, which processes and workers divide, so that each sample is read once.
 
 The samples of all files, one file after another, are cut into lanes of equal length. Step k of the job takes its
-samples in rotation from the lanes of turn k % turns. So a lane belongs to one process, if the number of processes
-divides the lanes of a turn, and to one data worker, if the number of workers divides the turns: worker w of a
-DataLoader makes batches w, w + num_workers, and so on.
+samples in rotation from the lanes of turn k % turns. So a lane belongs to one process if the number of processes
+divides the lanes of a turn. It also belongs to one data worker if the number of workers divides the turns, because
+worker w of a DataLoader makes batches w, w + num_workers, and so on.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class LaneBatchSampler(ShardedBatchSampler):
         self._order_stride = self.stride
 
     def repeats_last(self) -> bool:
-        """Return whether this process repeats its last batch, as all samples of the last step belong to others.
+        """Return whether this process repeats its last batch, as the last step's samples belong to other processes.
 
         Reading others again would open a file.
         """
@@ -174,16 +174,16 @@ class LaneBatchSampler(ShardedBatchSampler):
         return sizes is not None and sizes[self.rank] == 0
 
     def unpacked(self, batches: Iterator[Any]) -> Iterator[Any]:
-        return _and_the_last_again(batches) if self.repeats_last() else batches
+        return _repeat_last(batches) if self.repeats_last() else batches
 
     def _share_of(self, positions: range) -> range:
         if len(positions) < self.stride and self.repeats_last():
             return range(0)
         return super()._share_of(positions)
 
-    def num_takers(self, size: int) -> int:
+    def num_active_ranks(self, size: int) -> int:
         # A divisor of the processes, which usually divide the lanes: then each lane has one reader in this step too.
-        most = super().num_takers(size)
+        most = super().num_active_ranks(size)
         return next(number for number in range(most, 0, -1) if self.world_size % number == 0)
 
     def position_after(self, num_batches: int) -> PassPosition:
@@ -216,12 +216,12 @@ class LaneBatches(ShardedBatches):
         self.key, self.num_workers = key, num_workers
 
     def repeats_last(self) -> bool:
-        """Return whether this process repeats its last item, as all items of the last step belong to others."""
+        """Return whether this process repeats its last item, as the last step's items belong to other processes."""
         num_left = len(self.sampler) - self.num_consumed
         return self.training and num_left > self.world_size and 0 < num_left % self.world_size <= self.rank
 
     def unpacked(self, batches: Iterator[Any]) -> Iterator[Any]:
-        return _and_the_last_again(batches) if self.repeats_last() else batches
+        return _repeat_last(batches) if self.repeats_last() else batches
 
     def _own(self, num_batches: int) -> list[int]:
         numbers = super()._own(num_batches)
@@ -235,16 +235,16 @@ class LaneBatches(ShardedBatches):
         return order
 
 
-def _and_the_last_again(batches: Iterator[Any]) -> Iterator[Any]:
+def _repeat_last(batches: Iterator[Any]) -> Iterator[Any]:
     batch = None
     for batch in batches:
         yield batch
     yield batch
 
 
-def _num_readers(num_parts: int, num_takers: int) -> int:
+def _num_readers(num_parts: int, num_active_ranks: int) -> int:
     """Return how many of the processes, or workers, read each part, if they take its samples in turns."""
-    return max(1, num_takers) // gcd(num_parts, max(1, num_takers))
+    return max(1, num_active_ranks) // gcd(num_parts, max(1, num_active_ranks))
 
 
 def _warn_of_repeated_reads(order: LaneOrder, num_readers: int, share: LaneBatchSampler | LaneBatches) -> None:

@@ -123,7 +123,7 @@ class ShardedBatchSampler(IndexedShare):
 
     def sizes_of(self, number: int) -> Sequence[int | None] | None:
         size = min(len(self.sampler), self._stop) - self.num_consumed - number * self.stride
-        return None if size >= self.stride else self.sizes_of_takers(size)
+        return None if size >= self.stride else self.sizes_on_ranks(size)
 
     def first_uneven(self) -> int:
         return max(0, min(len(self.sampler), self._stop) - self.num_consumed) // self.stride
@@ -169,10 +169,10 @@ class ShardedBatchSampler(IndexedShare):
         """Return this process's positions among those of a global batch."""
         if not self.training or len(positions) == self.stride:
             return positions[self.rank :: self.world_size]
-        num_takers = self.num_takers(len(positions))
-        if self.rank < num_takers:
-            return positions[self.rank :: num_takers]
-        of_first = positions[::num_takers]
+        num_active_ranks = self.num_active_ranks(len(positions))
+        if self.rank < num_active_ranks:
+            return positions[self.rank :: num_active_ranks]
+        of_first = positions[::num_active_ranks]
         if positions.start == self.num_consumed:
             return of_first
         before = range(positions.start - self.stride + self.rank, positions.start, self.world_size)

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runnerkit.support.plain_values import attributes_of
+
 NUM_SAMPLES = 16
 _NUM_LEAVES = 32  # per sample; the last one stands for all further ones
 _MOST_LEAVES = 1024  # that are read
@@ -69,7 +71,7 @@ def compare(heads: Sequence[Tensor]) -> Literal["same", "different", "only numbe
 
 
 def fingerprint_of(sample: Any) -> int:
-    """Hash the parts of a sample or batch, of large ones about a thousand elements."""
+    """Hash the parts of a sample or batch; of a large part, hash about a thousand elements."""
     found = 0
     for value in _leaves(sample):
         found = zlib.crc32(_bytes(value), found)
@@ -118,7 +120,7 @@ def _parts(sample: Any) -> Iterable[Any] | None:
         return sparse.indices(), sparse.values()
     if hasattr(sample, "tobytes") or isinstance(sample, type | PurePath) or callable(sample):
         return None
-    attributes = dict(getattr(sample, "__dict__", {}))
+    attributes = dict(attributes_of(sample))
     for each in type(sample).__mro__:
         slots = vars(each).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:

@@ -68,7 +68,7 @@ class LaneReaders:
         self.drawn_from: set[str] = set()
 
     def part(self, lanes: list[int]) -> tuple[list[Any], list[list[Any]]]:
-        """Read this reader's samples of one step: one of each lane in turn."""
+        """Read this reader's samples of one step: one of each lane, in the order of the lanes."""
         if not self.in_worker:
             return self._drawn(lanes), self._opened(lanes)
         with without_worker_info():  # a shard that splits itself by worker would yield only a part
@@ -140,7 +140,7 @@ class _Lane:
 
     @property
     def place(self) -> LanePlace:
-        """The place behind what was read."""
+        """The place after the samples that were read."""
         return LanePlace(self.num_samples, self.lap, self.number, self.first, self.state)
 
     def take(self, num_samples: int, seeders: list[Callable[[int], object]]) -> list[Any]:
@@ -176,7 +176,7 @@ class _Lane:
             yield sample
 
     def _open(self, seeders: list[Callable[[int], object]]) -> None:
-        """Open the shard of the lane's place, and read again what was taken from it."""
+        """Open the shard of the lane's place, and read the samples again that were taken from it."""
         num_taken, self.num_samples = self.num_samples - self.first, self.first
         self._iterate_shard(seeders)
         self._some(num_taken, seeders)

@@ -1,4 +1,4 @@
-"""A process's share of a stream of shards, of which the whole job reads each once.
+"""A process's share of a stream of shards; all processes together read each shard once.
 
 The shards are dealt to lanes, and step k of the job takes its samples in rotation from the lanes of turn k % turns, as
 in :mod:`runnerkit.sampling.indexed.lane_order`. The number of samples in a shard is not known in advance, so lanes end
@@ -101,7 +101,7 @@ class LaneStream(DividedShare, IterableDataset[Any]):
         self._ahead, self._sizes, self._num_empty = {}, {}, {}
 
     def position_after(self, num_batches: int) -> dict[str, Any]:
-        """Return the place of each lane after `num_batches`; None for those of other processes, which are not known."""
+        """Return the place of each lane after `num_batches`; None for other processes' lanes, which are unknown."""
         num_steps = num_batches + self._num_empty.get(num_batches - 1, 0)
         places = [
             list(self._place_after(num_steps, lane)) if lane % self.world_size == self.rank else None
@@ -135,7 +135,7 @@ class LaneStream(DividedShare, IterableDataset[Any]):
         return sys.maxsize if self.batch_size is not None and self.endless else 0
 
     def joined(self, position: PassPosition, gather: Callable[[Any], list[Any]]) -> PassPosition:
-        """Return the position of the job from those of all processes: each knows the shards of its own lanes."""
+        """Return the position of the job from all processes' positions: each knows the shards of its own lanes."""
         positions = gather(position)
         places = [positions[lane % self.world_size]["places"][lane] for lane in range(self.lanes * self.turns)]
         return {**positions[0], "places": places}
@@ -207,8 +207,8 @@ class LaneStream(DividedShare, IterableDataset[Any]):
             yield part
 
     def _in_step(self, parts: Iterator[Part], start_sum: Callable[[torch.Tensor], Any]) -> Iterator[Any]:
-        """Yield a batch for each step in which a process has samples; a stand-in if they are those of others."""
-        stand_in, number, num_empty = None, 0, 0
+        """Yield a batch for each step in which any process has samples; a placeholder if this process has none."""
+        placeholder, number, num_empty = None, 0, 0
         part, sizes_there = self._next(parts, start_sum)
         while max(sizes := sizes_there().tolist()) >= 0:
             following = self._next(parts, start_sum)
@@ -222,12 +222,12 @@ class LaneStream(DividedShare, IterableDataset[Any]):
                 if part is not None and part.size:
                     yield part.content
                 else:
-                    stand_in = stand_in or [self._stand_in()]
-                    yield copy.deepcopy(stand_in[0])  # `handle_batch` may modify it
+                    placeholder = placeholder or [self._placeholder_batch()]
+                    yield copy.deepcopy(placeholder[0])  # `handle_batch` may modify it
             part, sizes_there = following
 
-    def _stand_in(self) -> Any:
-        """Return a batch of this process's first samples, or of others' if it has none, as large as any other."""
+    def _placeholder_batch(self) -> Any:
+        """Return a full batch of this process's first samples, or of another process's if this one has none."""
         epoch = int(self._epoch[0])
         with keep_cpu_rng():
             seed_generators(derive_seed(self.seed, "stand-in", epoch))

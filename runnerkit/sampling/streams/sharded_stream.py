@@ -21,7 +21,7 @@ _NUM_WATCHED = 64  # samples that are read with all generators of their own, to 
 
 
 class Chunk(NamedTuple):
-    """Samples of one step that a process keeps: the `first` ones and its own `part`; `size` counts those of all."""
+    """Samples of one step that a process keeps: the `first` ones and its own `part`; `size` counts all processes'."""
 
     first: list[Any]
     part: list[Any]
@@ -167,15 +167,15 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
         first, part, size = chunk
         if self.batch_size is None or size == 0:
             return part or first[:1], [*[None] * size, *[0] * (self.world_size - size)]
-        num_takers = self.num_takers(size)
-        if num_takers < self.world_size:
-            part = first[self.rank if self.rank < num_takers else 0 :: num_takers]
-        return part, self.sizes_of_takers(size)
+        num_active_ranks = self.num_active_ranks(size)
+        if num_active_ranks < self.world_size:
+            part = first[self.rank if self.rank < num_active_ranks else 0 :: num_active_ranks]
+        return part, self.sizes_on_ranks(size)
 
     def _read(self, samples: Iterator[Any], begin: int) -> tuple[Chunk, Iterator[Any]]:
         """Read one chunk, after `begin` samples of this pass, with the generators as the stream left them.
 
-        Only those that it draws from are exchanged, which its first samples show. If it draws from another one later,
+        Only the generators from which the first samples draw are exchanged. If it draws from another one later,
         it is read again from its start.
 
         Returns:

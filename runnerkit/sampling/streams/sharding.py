@@ -84,7 +84,7 @@ def share_stream(
 def _lanes_of(
     shards: Shards | None, loader: DataLoader[Any], *, key: str, warns: bool, endless: bool, world_size: int
 ) -> tuple[tuple[int, int] | None, str]:
-    """Return the lanes of a stream; None if it cannot be divided, and what would have to be done."""
+    """Return the lanes of a stream; None, with advice, if it cannot be divided."""
     if whole := whole_operations(loader.dataset):
         return None, f"its {whole[0]} acts on the whole stream, so it cannot be divided (docs/streams.md)"
     if not endless and is_endless_webdataset(loader.dataset):
@@ -137,9 +137,9 @@ def _default_lanes_of(
         return None, f"it has {num_shards} shards: use fewer workers, or more shards, to read each sample once"
     if key is not None:
         logger.warning(
-            "loader %r: %d processes x %d workers do not divide the default of %d x %d lanes, so its batches differ "
-            "from those of other numbers of processes and workers; set lanes = (a multiple of the processes, a "
-            "multiple of the workers) on the data set to keep them",
+            "loader %r: %d processes x %d workers do not divide the default of %d x %d lanes, so its batches depend "
+            "on the number of processes and workers; to keep the same batches, set lanes = (a multiple of the "
+            "processes, a multiple of the workers) on the data set",
             key, world_size, num_workers, lanes, turns,
         )  # fmt: skip
     return own, ""

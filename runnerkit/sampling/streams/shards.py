@@ -1,4 +1,4 @@
-"""Streams that consist of shards: Hugging Face's and WebDataset's data sets, and any with the same two members.
+"""Streams that consist of shards: data sets of Hugging Face and WebDataset, and any with the two members below.
 
 A stream has shards if it has ``num_shards`` and ``shard(num_shards=..., index=...)``, which returns an iterable of one
 of them. This is the interface of ``datasets.IterableDataset``.
@@ -11,13 +11,14 @@ import random
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch.utils.data import IterableDataset
 
 from runnerkit.sampling.epochs import set_epoch
 from runnerkit.sampling.seeded_dataset import draws_nothing
 from runnerkit.seeding.generators import derive_seed
+from runnerkit.types import Stateful
 
 _SHARD_STAGES = ("single_node_only", "split_by_node", "split_by_worker", "non_empty", "_shuffle", "detshuffle")
 _WAIT_S = 0.1
@@ -52,6 +53,18 @@ class Shards(Protocol):
         ...
 
 
+@runtime_checkable
+class ShardedDataset(Protocol):
+    """A stream that consists of shards, as ``datasets.IterableDataset`` does."""
+
+    @property
+    def num_shards(self) -> int:
+        """The number of shards."""
+
+    def shard(self, num_shards: int, index: int) -> Iterable[Any]:
+        """Return a shard."""
+
+
 def shards_of(dataset: Any) -> Shards | None:
     """Return the shards of a stream; None if it cannot be divided.
 
@@ -63,7 +76,7 @@ def shards_of(dataset: Any) -> Shards | None:
         return _WebDatasetShards(dataset) if _WebDatasetShards.can_divide(dataset) else None
     if whole_operations(dataset):
         return None
-    if hasattr(dataset, "num_shards") and callable(getattr(dataset, "shard", None)):
+    if isinstance(dataset, ShardedDataset):
         return _DatasetShards(dataset)
     return None
 
@@ -81,24 +94,29 @@ def whole_operations(dataset: Any) -> list[str]:
 
 def shuffles_unseeded(dataset: Any) -> bool:
     """Return whether a Hugging Face data set shuffles in an order that no other process and no resumed run has."""
-    generators = (getattr(part, "generator", None) for part in _parts(dataset))
-    seeds = (getattr(getattr(each, "bit_generator", None), "seed_seq", None) for each in generators)
-    entropies = (getattr(each, "entropy", None) for each in seeds)
+    entropies = (_attribute(part, "generator", "bit_generator", "seed_seq", "entropy") for part in _parts(dataset))
     return any(isinstance(each, int) and each.bit_length() > _LARGEST_SEED_BITS for each in entropies)
 
 
 def _parts(dataset: Any) -> list[Any]:
-    """Return the links of a Hugging Face data set's chain of operations; none of any other data set."""
-    parts = [getattr(dataset, "_ex_iterable", None)] if type(dataset).__module__.startswith("datasets.") else []
+    """Return the links of a Hugging Face data set's chain of operations; an empty list for any other data set."""
+    parts = [_attribute(dataset, "_ex_iterable")] if type(dataset).__module__.startswith("datasets.") else []
     for part in parts:  # grows in the loop
-        parts += [each for each in (getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())) if each]
+        inner = (_attribute(part, "ex_iterable"), *(_attribute(part, "ex_iterables") or ()))
+        parts += [each for each in inner if each]
     return parts
+
+
+def _attribute(value: Any, *names: str) -> Any:
+    """Return an attribute of an attribute, and so on; None if one is missing."""
+    for name in names:
+        value = getattr(value, name, None)
+    return value
 
 
 def can_seek(shard: Any) -> bool:
     """Return whether a shard has a state to continue from; a shuffle buffer of Hugging Face's is lost in it."""
-    has_state = callable(getattr(shard, "state_dict", None)) and callable(getattr(shard, "load_state_dict", None))
-    return has_state and not any(hasattr(part, "buffer_size") for part in _parts(shard))
+    return isinstance(shard, Stateful) and not any(hasattr(part, "buffer_size") for part in _parts(shard))
 
 
 def is_webdataset(dataset: Any) -> bool:
@@ -120,8 +138,7 @@ def splits_itself(dataset: Any) -> bool:
 
 
 def _check_not_split(dataset: Any) -> None:
-    split = getattr(dataset, "_distributed", None)  # of datasets.distributed.split_dataset_by_node
-    num_parts = getattr(split, "world_size", 1)
+    num_parts = _attribute(dataset, "_distributed", "world_size") or 1  # of datasets.distributed.split_dataset_by_node
     if num_parts > 1:
         raise ValueError(
             f"the data set was split for {num_parts} processes by split_dataset_by_node, and would be split "
@@ -133,7 +150,7 @@ class _DatasetShards:
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         self.num_shards = int(dataset.num_shards)
-        self.lanes = getattr(dataset, "lanes", None)
+        self.lanes = _attribute(dataset, "lanes")
         self.draws_nothing = draws_nothing(dataset)
 
     def open(self, index: int, *, epoch: int, seed: int) -> Iterable[Any]:
@@ -155,7 +172,7 @@ def _shorten_waits() -> None:
 
 
 class _WebDatasetShards:
-    """The shards of a pipeline, each of which passes through all stages on its own.
+    """The shards of a pipeline; each passes through all stages separately.
 
     Stages that split or shuffle the shards are left out. A buffer of ``.shuffle(n)`` is seeded by epoch and shard.
     """
@@ -164,7 +181,7 @@ class _WebDatasetShards:
         self.dataset = dataset
         self.urls, (_, self.stages) = dataset.pipeline[0].urls, _split(dataset)
         self.num_shards = len(self.urls)
-        self.lanes = getattr(dataset, "lanes", None)
+        self.lanes = _attribute(dataset, "lanes")
         self.draws_nothing = draws_nothing(dataset)
         if any(_name(stage) == "_batched" and stage.kw.get("partial") is False for stage in self.stages):
             raise ValueError(
@@ -193,7 +210,7 @@ class _WebDatasetShards:
 
 
 def _split(dataset: Any) -> tuple[list[Any], list[Any]]:
-    """Return the stages of a pipeline behind its first one that act on shards, and those that act on samples."""
+    """Return a pipeline's stages after the first one: stages that act on shards, and stages that act on samples."""
     stages = dataset.pipeline[1:]
     of_shards = list(takewhile(lambda stage: _name(stage) in _SHARD_STAGES, stages))
     of_samples = stages[len(of_shards) :]

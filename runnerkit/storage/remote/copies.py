@@ -84,7 +84,7 @@ def holds_run(url: str) -> bool:
 
 def is_whole(path: Path, url: str) -> bool:
     """Return whether all files of a checkpoint in a logdir are at `path`."""
-    if (found := _run_at(url)) is None:
+    if (found := _find_run(url)) is None:
         return False
     _, manifest, start = found
     below = [name for name in manifest.checkpoints if _is_at(name, start)]
@@ -95,7 +95,7 @@ def logdir_of(path: Path) -> Path:
     """Return the logdir of `path`, which is one or a checkpoint in one; both may be URLs."""
     url = as_url(path)
     if url is not None:
-        if (found := _run_at(url)) is not None:
+        if (found := _find_run(url)) is not None:
             return Path(found[0].url)
         is_file = len(logdirs := _logdirs(url)) > 1 and Store(url).exists()  # of a run that was copied to the store
         return Path(logdirs[1][0] if is_file else url)
@@ -141,7 +141,7 @@ def _logdirs(url: str) -> list[tuple[str, str]]:
     return [(url, ""), *((f"{protocol}://{'/'.join(parts[:each])}", "/".join(parts[each:])) for each in places)]
 
 
-def _run_at(url: str) -> tuple[Store, Manifest, str] | None:
+def _find_run(url: str) -> tuple[Store, Manifest, str] | None:
     """Return the run to which a URL belongs, and the name of the URL in it: of the logdir, "", or of checkpoints."""
     for logdir, name in _logdirs(url):
         store = Store(logdir)
@@ -152,7 +152,7 @@ def _run_at(url: str) -> tuple[Store, Manifest, str] | None:
 
 def _copied(target: Path, url: str, part: Part) -> set[Path]:
     """Copy what is at a URL; return the paths of all that is there, in a run also of what is not wanted."""
-    if (found := _run_at(url)) is not None and (paths := _copy_manifest(target, *found, part)):
+    if (found := _find_run(url)) is not None and (paths := _copy_manifest(target, *found, part)):
         store, manifest, name = found
         if part == "all" and not name:
             paths |= _copy_names(target, store, _not_of(manifest, store.names()), part)
@@ -165,7 +165,7 @@ def _copied(target: Path, url: str, part: Part) -> set[Path]:
 
 
 def _copy_manifest(target: Path, store: Store, manifest: Manifest, start: str, part: Part) -> set[Path]:
-    start = _followed(manifest, start)
+    start = _resolve_link(manifest, start)
     paths = {
         name: target / name.removeprefix(start).lstrip("/")
         for name in {*manifest.checkpoints, *manifest.links, *manifest.logs}
@@ -199,7 +199,7 @@ def _copy_manifest(target: Path, store: Store, manifest: Manifest, start: str, p
     return {*paths.values()} if start else {*paths.values(), target}  # of a run that has not written anything yet
 
 
-def _followed(manifest: Manifest, name: str) -> str:
+def _resolve_link(manifest: Manifest, name: str) -> str:
     return f"{name.rpartition('/')[0]}/{manifest.links[name]}" if name in manifest.links else name
 
 
@@ -210,7 +210,7 @@ def _is_at(name: str, start: str) -> bool:
 def _weights(manifest: Manifest, which: str) -> Callable[[str], bool]:
     """Return the filter of the files that are needed to find and read one checkpoint."""
     index, alias = f"{CHECKPOINTS}/index.json", f"{CHECKPOINTS}/{which}"
-    target = _followed(manifest, alias)
+    target = _resolve_link(manifest, alias)
     return lambda name: (
         index not in manifest.checkpoints or name in (index, f"{alias}.pth", alias) or _is_at(name, target)
     )
@@ -237,7 +237,7 @@ def _copy_names(target: Path, store: Store, names: list[str], part: Part) -> set
             paths |= _copied(target / run, f"{store.url}/{run.rstrip('/')}", part)
             runs.append(run)
         except ValueError as error:
-            logger.warning("%s: copying its files, but not as those of a run", error)
+            logger.warning("%s: copying its files one by one, because it is not a readable run", error)
     for name in names:
         if is_wanted(name) and not name.startswith(tuple(runs)):
             _copy_object(target / name, store, name)

@@ -53,7 +53,7 @@ def link(path: Path, name: Path) -> None:
 
 
 def download(store: Store, manifest: Manifest, folder: Path) -> None:
-    """Download the files of a manifest, except those that are missing or damaged, as on a disk that lost them."""
+    """Download the files of a manifest, except files that are missing or damaged, for example after a disk failure."""
     by_object: dict[str, list[str]] = {}
     sha256 = {entry.object: entry.sha256 for entry in manifest.checkpoints.values()}
     for name, entry in manifest.checkpoints.items():

@@ -27,7 +27,7 @@ TAKEOVER_S = 60.0
 PLACE = ".place"  # file of a staging folder with a random name for it
 
 
-class LostLease(FileExistsError):
+class LeaseLost(FileExistsError):
     """Error of a run whose lease another run has taken over."""
 
 
@@ -54,7 +54,7 @@ class Lease:
         }
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._lost: LostLease | None = None
+        self._lost: LeaseLost | None = None
         self.is_taken_over = False
         self.unsettled: list[str] = []  # objects that the run before this one was uploading or deleting
         self._held_at = time.monotonic()
@@ -74,7 +74,7 @@ class Lease:
         Args:
             store: one with another patience than the lease's.
         Raises:
-            LostLease: it has.
+            LeaseLost: it has.
         """
         self._raise_if_lost()
         if time.monotonic() - self._held_at > TAKEOVER_S / 2:  # this process was suspended, or the store was gone
@@ -84,12 +84,12 @@ class Lease:
     def announce(self, names: Iterable[str], store: Store | None = None) -> None:
         """Record the names of objects before they are uploaded or deleted.
 
-        The run after a killed one deletes those that the manifest does not name.
+        The run after a killed one deletes the objects that the manifest does not name.
 
         Args:
             store: one with another patience than the lease's.
         Raises:
-            LostLease: another run has taken over.
+            LeaseLost: another run has taken over.
         """
         with self._lock:
             self._write(store or self._store, unsettled=sorted({*self._content["unsettled"], *names}))
@@ -117,19 +117,19 @@ class Lease:
         except Replaced:
             pass
         found = self._store.read(LEASE)
-        seen, seen_at, is_told = found, time.monotonic(), False
+        seen, seen_at, is_reported = found, time.monotonic(), False
         while found is not None:
             other = _parsed(found[0])
             is_dead = other.get("place") == self._content["place"]  # its lock is ours now
             if is_dead or time.monotonic() - seen_at >= TAKEOVER_S:
-                logger.warning("%s: taking over from %s, which has ended or stands still", self._store.url, _who(other))
+                logger.warning("%s: taking over from %s, which has ended or hangs", self._store.url, _who(other))
                 self.is_taken_over = True
                 unsettled = other.get("unsettled")
                 self.unsettled = [*filter(is_run_file, unsettled)] if isinstance(unsettled, list) else []
                 self._content["unsettled"] = self.unsettled  # this run may be killed before it deletes them
                 break
-            if not is_told:
-                is_told = True
+            if not is_reported:
+                is_reported = True
                 logger.warning(
                     "%s: waiting up to %g s for a sign of life of another run, %s", self._store.url, TAKEOVER_S,
                     _who(other),
@@ -153,7 +153,7 @@ class Lease:
             try:
                 with self._lock:
                     self._write(self._beats, beat=self._content["beat"] + 1)
-            except LostLease:
+            except LeaseLost:
                 return
             except Exception as error:
                 logger.warning("%s: no heartbeat: %s", self._store.url, error)
@@ -179,7 +179,7 @@ class Lease:
             raise self._lost
 
     def _lose(self, store: Store, error: Exception | None = None) -> None:
-        self._lost = LostLease(
+        self._lost = LeaseLost(
             f"another run has taken over {store.url}: {_who(_read(store))}. This run was not heard of for "
             f"{TAKEOVER_S:g} s, and has ended without changing anything since"
         )

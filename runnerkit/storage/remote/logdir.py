@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runnerkit.storage.logdir_lock import FILE as LOCK
-from runnerkit.storage.logdir_lock import lock, not_locked
+from runnerkit.storage.logdir_lock import lock, no_lock
 from runnerkit.storage.remote.files import download
 from runnerkit.storage.remote.lease import PLACE, Lease
 from runnerkit.storage.remote.manifest import FILE, Manifest
@@ -44,7 +44,7 @@ class StoredLogdir:
             self._unlock = lock(staging)
             undo.callback(self._unlock)
             undo.callback(shutil.rmtree, staging / NEW, ignore_errors=True)  # a refused run leaves nothing
-            self._lease = Lease(self._store, staging, is_locked=self._unlock is not not_locked)
+            self._lease = Lease(self._store, staging, is_locked=self._unlock is not no_lock)
             undo.callback(self._lease.release)
             found = self._store.read(FILE)
             manifest, version = (Manifest.from_json(found[0], url), found[1]) if found else (Manifest(), "new")
@@ -102,7 +102,7 @@ class StoredLogdir:
     def _fill(self, manifest: Manifest) -> None:
         """Make the staging folder equal to the store."""
         if (self._staging / _KEPT).exists():
-            self._set_aside()
+            self._move_failed_uploads()
         self._empty(but=NEW)
         download(self._store, manifest, self._staging)
         new = self._staging / NEW
@@ -110,7 +110,7 @@ class StoredLogdir:
             path.replace(self._staging / path.name)
         shutil.rmtree(new, ignore_errors=True)
 
-    def _set_aside(self) -> None:
+    def _move_failed_uploads(self) -> None:
         """Keep what an earlier run on this machine could not upload."""
         kept = self._staging.with_name(f"{self._staging.name}.kept-{os.urandom(4).hex()}")
         kept.mkdir()

@@ -80,7 +80,7 @@ class Store:
         self._stopped = threading.Event()
 
     def with_patience(self, patience_s: float | None) -> Store:
-        """Return a store of the same objects, which has worked if this one has."""
+        """Return a store of the same objects; it counts as reachable if this one has been reached."""
         other = Store(self.url, patience_s=patience_s)
         other._has_worked = self._has_worked
         return other
@@ -250,7 +250,7 @@ class Store:
                 self._has_worked = True
                 return result
             except Exception as error:
-                now, self.last_error = time.monotonic(), _words(error)
+                now, self.last_error = time.monotonic(), _message(error)
                 failed_at = now if failed_at is None else failed_at
                 if not self._may_pass(error):
                     explained = _explained(error, self.url, what)
@@ -261,11 +261,11 @@ class Store:
                 is_over = patience_s is not None and now - failed_at + pause_s > patience_s
                 if is_over or self._stopped.is_set():
                     raise OSError(
-                        f"{self.url}: could not {what} for {now - failed_at:.0f} s: {_words(error)}"
+                        f"{self.url}: could not {what} for {now - failed_at:.0f} s: {_message(error)}"
                     ) from error
                 if now - reported_at >= _REPORT_EVERY_S:
                     reported_at = now
-                    logger.warning("%s: could not %s, trying again: %s", self.url, what, _words(error))
+                    logger.warning("%s: could not %s, trying again: %s", self.url, what, _message(error))
                 self._stopped.wait(pause_s)
         raise AssertionError("pauses do not end")
 
@@ -299,7 +299,7 @@ def _pauses() -> Iterator[float]:
 
 def _is_about_condition(error: BaseException | None) -> bool:
     while error is not None:
-        code = getattr(error, "response", {}).get("Error", {}).get("Code") if hasattr(error, "response") else None
+        code = getattr(error, "response", {}).get("Error", {}).get("Code")
         if isinstance(error, FileExistsError) or code in _CONDITION:
             return True
         error = error.__cause__
@@ -310,12 +310,12 @@ def _explained(error: Exception, url: str, what: str) -> Exception:
     """Return the error with the URL and, for one about credentials, what to do."""
     if isinstance(error, PermissionError) or type(error).__name__ in _LASTING_NAMES:
         return PermissionError(
-            f"{url}: could not {what}: {_words(error)}; check the store's credentials and their permissions"
+            f"{url}: could not {what}: {_message(error)}; check the store's credentials and their permissions"
         )
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError | FileExistsError):
-        return OSError(f"{url}: could not {what}: {_words(error)}")
+        return OSError(f"{url}: could not {what}: {_message(error)}")
     return error
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return f"{type(error).__name__}: {redacted(str(error))}"

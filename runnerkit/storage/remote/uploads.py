@@ -14,7 +14,7 @@ from pathlib import Path
 
 from runnerkit.storage.checksum import sha256_of
 from runnerkit.storage.remote.files import Mark, files_of_checkpoints, link, logs_of, mark_of
-from runnerkit.storage.remote.lease import Lease, LostLease
+from runnerkit.storage.remote.lease import Lease, LeaseLost
 from runnerkit.storage.remote.manifest import CHECKPOINTS, FILE, Entry, Manifest
 from runnerkit.storage.remote.store import PATIENCE_S, Replaced, Store
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 STAGED_GB = "RUNNERKIT_STAGED_GB"  # environment variable: most bytes that wait for their upload, in GB
 LOGS_EVERY_S = 30.0
-_TELL_S = 5.0  # of waiting, until it is told
+_REPORT_AFTER_S = 5.0  # of waiting before a message says so
 _SHARE_OF_TIME = 0.1  # that uploading logs may take, as each is uploaded as a whole
 _OUTBOX, _LOG = ".outbox", "log"
 
@@ -179,12 +179,12 @@ class Uploads:
     def _wait_until(self, is_done: Callable[[], bool]) -> None:
         num_done = self._num_done
         began = since = time.monotonic()
-        is_told = False
+        is_reported = False
         while not is_done():
             self._raise_error()
             self._changed.wait(1.0)
-            if not is_told and time.monotonic() - began > _TELL_S:
-                is_told = True
+            if not is_reported and time.monotonic() - began > _REPORT_AFTER_S:
+                is_reported = True
                 logger.warning("%s: waiting for uploads", self._store.url)
             if self._num_done != num_done:
                 num_done, since = self._num_done, time.monotonic()
@@ -285,7 +285,7 @@ class Uploads:
         try:
             self._version = self._store.write(FILE, manifest.to_json(), replaces=self._version)
         except Replaced as error:
-            raise LostLease(
+            raise LeaseLost(
                 f"another run has written to {self._store.url} at the same time, so this one ends"
             ) from error
         self._manifest = manifest

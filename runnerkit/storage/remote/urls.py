@@ -127,7 +127,8 @@ def root() -> Path:
     folder = _root_name()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Without following a link: another user may have created one in the folder of temporary files.
-    if hasattr(os, "getuid") and {folder.stat().st_uid, _given_root().lstat().st_uid} != {os.getuid()}:
+    user = _user_id()
+    if user is not None and {folder.stat().st_uid, _given_root().lstat().st_uid} != {user}:
         raise PermissionError(f"{_given_root()} belongs to another user: set {STAGING} to a folder of your own")
     return folder
 
@@ -142,8 +143,13 @@ def _root_name() -> Path:
 
 
 def _given_root() -> Path:
-    user = os.getuid() if hasattr(os, "getuid") else "user"
-    return Path(os.environ.get(STAGING) or os.path.join(tempfile.gettempdir(), f"runnerkit-{user}"))
+    user = _user_id()
+    name = f"runnerkit-{'user' if user is None else user}"
+    return Path(os.environ.get(STAGING) or os.path.join(tempfile.gettempdir(), name))
+
+
+def _user_id() -> int | None:
+    return os.getuid() if hasattr(os, "getuid") else None  # Windows lacks it
 
 
 def _protocols() -> set[str]:

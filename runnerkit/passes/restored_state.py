@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def undisturbed(runner: IRunner, *others: Any) -> Iterator[None]:
+def restoring_rng_and_modes(runner: IRunner, *others: Any) -> Iterator[None]:
     """Restore every generator, and the modes of the runner's modules and of `others`, after the body or its error."""
     modes = Modes(modules_in([*vars(runner).values(), runner._stage.training_model, *others]))
     try:
@@ -30,7 +30,7 @@ def undisturbed(runner: IRunner, *others: Any) -> Iterator[None]:
 
 
 @contextmanager
-def unchanged(runner: IRunner) -> Iterator[None]:
+def restoring_attributes(runner: IRunner) -> Iterator[None]:
     """Give the runner back all attributes that it had, user-defined ones too, after the body or its error.
 
     For a second run of the same runner, to which bound methods and callbacks of the user refer.
@@ -54,7 +54,7 @@ def modules_in(values: Iterable[Any]) -> Iterator[nn.Module]:
             yield from (each for each in value if isinstance(each, nn.Module))
 
 
-def apart(
+def isolated(
     values: Generator[T, None, None], modules: Iterable[nn.Module], weights: EvaluationWeights
 ) -> Generator[T, None, None]:
     """Yield `values`, whose computation has generators and modes of its own: those of the caller do not change.

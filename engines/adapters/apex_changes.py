@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
-class Loan:
+class PatchedAttributes:
     """The attributes that Apex sets on a model (its ``forward``) or on an optimizer (``step``, and more)."""
 
     def __init__(self, owner: Any) -> None:
@@ -17,7 +17,7 @@ class Loan:
         self._before = dict(vars(owner))
         self._changed: set[str] = set()
 
-    def note_changes(self) -> None:
+    def record_changes(self) -> None:
         """Record which attributes Apex has set since this object was created."""
         now = vars(self._owner)
         self._changed = {name for name in now if now[name] is not self._before.get(name)}
@@ -25,7 +25,7 @@ class Loan:
         if isinstance(self._owner, Optimizer):
             self._changed.add("step")  # Apex replaces it again before each step that it skips
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         """Restore those attributes; this also removes a scheduler's wrapper around Apex's ``step``."""
         for name in self._changed:
             vars(self._owner).pop(name, None)
@@ -64,7 +64,7 @@ class MasterWeights:
         for (_, master), saved in zip(self._pairs, state, strict=True):
             master.copy_(saved)
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         """Move the master values into the model's weights, and point the optimizer at those weights again."""
         weight_of = {}
         for weight, master in self._pairs:

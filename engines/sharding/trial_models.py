@@ -1,4 +1,4 @@
-"""Training steps of one process alone that need the memory of steps among all, on stand-ins of sharded models."""
+"""Training steps of a single process that use as much memory as steps of all processes, on trial models."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runnerkit.engines.sharding.sharded_model import ShardedModel, follow
+from runnerkit.engines.sharding.sharded_model import ShardedModel, move_optimizer
 from runnerkit.models.shards import local
 
 
-class StandIn(ShardedModel):
+class TrialModel(ShardedModel):
     """A copy of a sharded model with the same shards, but on a mesh of its own, which may not communicate.
 
     Args:
@@ -37,38 +37,34 @@ class StandIn(ShardedModel):
 
 
 @contextmanager
-def rehearsal(
+def trial_models(
     models: Collection[ShardedModel],
     optimizers: Collection[Optimizer],
-    make: Callable[..., StandIn],
-) -> Iterator[list[StandIn]]:
-    """Let optimizers step on stand-ins of `models` in the body, with new state; restore them on exit.
+    make: Callable[..., TrialModel],
+) -> Iterator[list[TrialModel]]:
+    """Let optimizers step on trial copies of `models` in the body, with new state; restore them on exit.
 
     The memory of the models' shards and of the optimizers' state is free in the body; host memory keeps the values.
 
     Args:
-        make: makes the stand-in of a model, with the argument `values`; every rank must call it.
+        make: makes the trial model of a model, with the argument `values`; every rank must call it.
     """
     shards = [dict(_named(each)) for each in models]
     values = [{name: local(shard).to("cpu", copy=True) for name, shard in its.items()} for its in shards]
     kept = [(each, dict(each.state), _options(each)) for each in optimizers]
     held = [*(its.values() for its in shards), *(its.values() for _, state, _ in kept for its in state.values())]
-    with parked(_on_device(each for its in held for each in its)):
-        stand_ins = [make(model, values=its) for model, its in zip(models, values, strict=True)]
+    with offloaded(_on_device(each for its in held for each in its)):
+        trials = [make(model, values=its) for model, its in zip(models, values, strict=True)]
         values.clear()
-        pairs = {
-            its[name]: other
-            for its, stand_in in zip(shards, stand_ins, strict=True)
-            for name, other in _named(stand_in)
-        }
+        pairs = {its[name]: other for its, trial in zip(shards, trials, strict=True) for name, other in _named(trial)}
         for optimizer in optimizers:
-            follow(optimizer, pairs, convert=None)
+            move_optimizer(optimizer, pairs, convert=None)
         try:
-            yield stand_ins
+            yield trials
         finally:
             back = {other: own for own, other in pairs.items()}
             for optimizer, by_parameter, options in kept:
-                follow(optimizer, back, convert=None)
+                move_optimizer(optimizer, back, convert=None)
                 optimizer.state.update(by_parameter)
                 for group, own in zip(optimizer.param_groups, options, strict=True):
                     group.update(own)
@@ -89,7 +85,7 @@ def _on_device(values: Iterable[Any]) -> list[torch.UntypedStorage]:
 
 
 @contextmanager
-def parked(storages: Collection[torch.UntypedStorage]) -> Iterator[None]:
+def offloaded(storages: Collection[torch.UntypedStorage]) -> Iterator[None]:
     """Free the memory of `storages` in the body; afterwards they hold their bytes again, kept in host memory."""
     kept = [torch.UntypedStorage(each.nbytes(), device="cpu").copy_(each) for each in storages]
     for storage in storages:
