@@ -28,7 +28,7 @@ class Classifier(dl.SupervisedRunner):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train on scikit-learn's digits, then write predictions for unseen ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default="predictions.parquet", help="a .parquet, .csv or .pt file")
+    parser.add_argument("--out", default="predictions.parquet", help="a .parquet or .csv file")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
     options = parser.parse_args(arguments)

@@ -293,8 +293,7 @@ class Runner(IRunner):
         and the file exists when any process returns.
 
         Args:
-            path: .parquet and .csv have one column per tensor, .pt has one structure of concatenated tensors. May be a
-                URL.
+            path: a .parquet file with a column per tensor, or a .csv file with a column per number. May be a URL.
             loader, model, engine, seed, resume, cpu, fp16, amp, apex, ddp, kwargs: see :meth:`predict_loader`.
         Raises:
             ImportError: .parquet without pyarrow.

@@ -185,7 +185,7 @@ def every_case(folder):
     found["half"] = joined([next(half)])
     half.close()
     found["after"] = predicted(numbered(30))
-    for suffix in ("csv", "parquet", "pt"):
+    for suffix in ("csv", "parquet"):
         path = Writes(mlp()).predict_to(f"{folder}/new/predictions.{suffix}", loader=loader(65, 4), engine=DDP())
         found[suffix] = path.stat().st_size  # every rank sees the file
     gathered = group.gather_object(found)
@@ -239,7 +239,7 @@ def test_amp_predicts_in_the_type_of_one_process(ranks):
 
 def test_files_hold_what_one_process_writes(ranks, folder, tmp_path):
     """Prediction files hold the rows of one process, once and in order, and no other files are left."""
-    for suffix in ("csv", "parquet", "pt"):
+    for suffix in ("csv", "parquet"):
         one = Writes(mlp()).predict_to(tmp_path / f"one.{suffix}", loader=loader(65, 7), cpu=True)
 
         written = folder / "new" / f"predictions.{suffix}"
@@ -247,12 +247,10 @@ def test_files_hold_what_one_process_writes(ranks, folder, tmp_path):
         theirs, ours = read(written), read(one)
         torch.testing.assert_close(theirs["logits"], ours["logits"], rtol=1e-5, atol=1e-6)
         assert torch.equal(theirs["targets"], classification(65).tensors[1])
-    assert sorted(path.suffix for path in (folder / "new").iterdir()) == [".csv", ".parquet", ".pt"]
+    assert sorted(path.suffix for path in (folder / "new").iterdir()) == [".csv", ".parquet"]
 
 
 def read(path):
-    if path.suffix == ".pt":
-        return torch.load(path, weights_only=True)
     frame = pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_parquet(path)
     names = [name for name in frame if name.startswith("logits")]
     logits = np.stack([np.stack(frame[name]) for name in names], axis=-1).reshape(len(frame), -1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from runnerkit.callback import Callback, CallbackOrder
-from runnerkit.callbacks.debug.parts import rank_metrics, rank_samples, rank_weights, stream_samples
+from runnerkit.callbacks.debug.parts import rank_metrics, rank_samples, rank_weights
 from runnerkit.callbacks.debug.parts.rank_samples import SeenSamples
 from runnerkit.callbacks.debug.parts.recorded_loader import (
     Passes,
@@ -102,7 +102,7 @@ class VerifyRanksCallback(Callback):
     def _check_stream(self, runner: IRunner, current: _Pass) -> str:
         engine, key = runner.engine, runner.loader_key
         seen = engine.data_parallel.gather_object(current.fingerprints)
-        found = stream_samples.first_difference(runner.loader, seen) if engine.is_main_process else None
+        found = rank_samples.first_difference_of_stream(runner.loader, seen) if engine.is_main_process else None
         difference = engine.gather_object(found)[0]
         if difference is not None:
             rank, batch = difference

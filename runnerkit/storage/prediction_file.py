@@ -1,14 +1,13 @@
-"""Prediction files for any number of samples, written batch by batch: .parquet, .csv or .pt."""
+"""Prediction files for any number of samples, written batch by batch: .parquet or .csv."""
 
 from __future__ import annotations
 
 import csv
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,11 +15,12 @@ from torch import Tensor
 
 from runnerkit.storage.atomic_file import AtomicFile
 from runnerkit.storage.rows import Path as Keys
-from runnerkit.storage.rows import map_parts, name_of, walk
+from runnerkit.storage.rows import name_of, walk
 
 Write: TypeAlias = Callable[[Any], None]
 
 _ROW_GROUP_BYTES = 32 * 2**20
+_AS_TENSORS = "torch.save(list(runner.predict_loader(...)), path)"  # keeps structures and types, and needs the memory
 
 
 def check_path(path: Path) -> None:
@@ -31,9 +31,11 @@ def check_path(path: Path) -> None:
         ImportError: .parquet without pyarrow.
     """
     if path.suffix not in _FORMATS:
-        raise ValueError(f"predictions are written as {', '.join(_FORMATS)}, got {str(path)!r}")
+        raise ValueError(
+            f"predictions are written as {' or '.join(_FORMATS)}, got {str(path)!r}; for tensors use {_AS_TENSORS}"
+        )
     if path.suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise ImportError("a .parquet file needs pyarrow: pip install 'runnerkit[parquet]'; or write .csv or .pt")
+        raise ImportError("a .parquet file needs pyarrow: pip install 'runnerkit[parquet]'; or write .csv")
 
 
 @contextmanager
@@ -77,7 +79,7 @@ def _as_array(part: Any, path: Keys) -> Any:
     if isinstance(part, Tensor):
         part = (part.float() if part.dtype == torch.bfloat16 else part).numpy()  # NumPy lacks bfloat16
     if isinstance(part, np.ndarray) and part.dtype.kind not in "biuf":
-        raise TypeError(f"{name_of(path)} is of type {part.dtype}, which tables do not support; write a .pt file")
+        raise TypeError(f"{name_of(path)} is of type {part.dtype}, which tables do not support; use {_AS_TENSORS}")
     return part
 
 
@@ -173,67 +175,4 @@ def _arrow(column: Any) -> Any:
     return pyarrow.ListArray.from_arrays(np.arange(num_rows + 1, dtype=np.int32) * np.int32(length), items)
 
 
-@contextmanager
-def _pt(path: Path) -> Iterator[Write]:
-    # torch.save needs whole tensors: the bytes of each are collected in a file, which is then mapped into memory.
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}.") as folder, ExitStack() as stack:
-        parts: dict[Keys, _TensorFile] = {}
-        form: Any = None
-
-        def append(both: list[Any], keys: Keys) -> None:
-            if (both[0] is None) != (both[1] is None):
-                raise ValueError(f"{name_of(keys)} is None in some batches only; return one form in all batches")
-            if both[0] is not None:
-                if keys not in parts:
-                    parts[keys] = _TensorFile(stack, Path(folder) / str(len(parts)), keys)
-                parts[keys].append(both[1])
-
-        def write(prediction: Any) -> None:
-            nonlocal form
-            form = prediction if form is None else form
-            map_parts(append, [form, prediction])
-
-        yield write
-        whole = map_parts(lambda _, keys: parts[keys].mapped() if keys in parts else None, [form])
-        torch.save(whole, path)
-        del whole  # Windows does not delete files that are mapped into memory
-
-
-class _TensorFile:
-    """Rows of a tensor, collected as bytes in a file."""
-
-    def __init__(self, stack: ExitStack, path: Path, keys: Keys) -> None:
-        self.path = path
-        self.keys = keys
-        self.file: BinaryIO = stack.enter_context(path.open("wb"))
-        self.first: Tensor | None = None
-        self.num_rows = 0
-
-    def append(self, part: Any) -> None:
-        """Write the rows of `part`."""
-        if isinstance(part, np.ndarray):
-            part = torch.from_numpy(part)
-        if not isinstance(part, Tensor):
-            raise TypeError(f"{name_of(self.keys)} is not a tensor, as .pt files require; write .parquet or .csv")
-        if self.first is None:
-            self.first = part[:0]
-        if (part.shape[1:], part.dtype) != (self.first.shape[1:], self.first.dtype):
-            raise ValueError(
-                f"{name_of(self.keys)} has rows {tuple(part.shape[1:])} of {part.dtype}, but the first batch has "
-                f"{tuple(self.first.shape[1:])} of {self.first.dtype}; pad them to one length in predict_batch"
-            )
-        self.num_rows += len(part)
-        part.contiguous().view(-1).view(torch.uint8).numpy().tofile(self.file)
-
-    def mapped(self) -> Tensor:
-        """Return all rows as one tensor, which is read from the disk on access."""
-        self.file.flush()
-        assert self.first is not None
-        shape = (self.num_rows, *self.first.shape[1:])
-        size = torch.Size(shape).numel()
-        if not size:
-            return self.first.new_empty(shape)
-        return torch.from_file(str(self.path), shared=False, size=size, dtype=self.first.dtype).view(shape)
-
-
-_FORMATS = {".parquet": _parquet, ".csv": _csv, ".pt": _pt}
+_FORMATS = {".parquet": _parquet, ".csv": _csv}

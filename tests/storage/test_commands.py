@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 from torch import nn
 
 from runnerkit import best_metrics, compare_runs, dl, plot_metrics, read_metrics, write_report
@@ -164,10 +163,10 @@ def test_predictions_are_written_to_a_url():
     """The file is the one that a local path gets."""
     runner = dl.SupervisedRunner(mlp())
 
-    runner.predict_to(f"{RUNS}/predictions/a.pt", loader=loader(8, 4))
+    runner.predict_to(f"{RUNS}/predictions/a.csv", loader=loader(8, 4))
 
-    found = torch.load(local_copy(f"{RUNS}/predictions/a.pt"), weights_only=True)
-    assert objects(RUNS) == ["predictions/a.pt"] and len(found["logits"]) == 8
+    found = local_copy(f"{RUNS}/predictions/a.csv").read_text().splitlines()
+    assert objects(RUNS) == ["predictions/a.csv"] and len(found) == 1 + 8
 
 
 def test_a_prediction_that_fails_writes_nothing():
@@ -176,7 +175,7 @@ def test_a_prediction_that_fails_writes_nothing():
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        dl.SupervisedRunner(Fails()).predict_to(f"{RUNS}/a.pt", loader=loader(8, 4))
+        dl.SupervisedRunner(Fails()).predict_to(f"{RUNS}/a.csv", loader=loader(8, 4))
 
     assert objects(RUNS) == []
 

@@ -1,4 +1,4 @@
-"""Verification that the samples of a data set are sharded exactly over the processes."""
+"""Verification that the samples of a data set, or of a stream, are sharded exactly over the processes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from runnerkit.callbacks.debug.parts.recorded_loader import (
     indices_in,
     is_list_of_samples,
     is_stream,
+    replay,
     unwrapped,
 )
+from runnerkit.sampling.streams.heads import fingerprint_of
 
 _NUM_NAMED = 5
 
@@ -102,6 +104,21 @@ def describe_samples(shares: Sequence[SeenSamples], *, loader: Any, key: str, or
     if is_complete and len(seen) == size:
         return f"{who} saw all {size} {nouns} of loader {key!r}, each once"
     return f"{who} saw {len(seen)} different {nouns} of loader {key!r} (of {size}), none twice"
+
+
+def first_difference_of_stream(loader: Any, seen: Sequence[Sequence[int]]) -> tuple[int, int] | None:
+    """Read the shares of all ranks in this process; return rank and batch of the first one that another process saw.
+
+    Args:
+        loader: this process's shard of a stream.
+        seen: by rank, the fingerprint of each batch.
+    """
+    again = replay(loader, [(len(batches), None) for batches in seen])
+    for rank, batches in enumerate(seen):
+        for number, fingerprint in enumerate(batches, start=1):
+            if fingerprint_of(next(again)) != fingerprint:
+                return rank, number
+    return None
 
 
 def _pads(loader: Any) -> bool:
