@@ -171,7 +171,8 @@ class CheckpointCallback(ICheckpointCallback):
         store.save_last, store.save_best = self.save_last, self.save_best
         if runner.engine.is_main_process:
             self._has_finite = self._store.open(
-                continues=runner.epoch_step > 0 or runner.is_resumed, resumed_from=runner._resume_point.source
+                continues=runner.epoch_step > 0 or runner.is_resumed,
+                resumed_from=runner.current_run.resume_point.source,
             )
 
     def leave_branch(self, source: Path, *, stage: str, place: tuple[int, float]) -> None:
@@ -195,7 +196,7 @@ class CheckpointCallback(ICheckpointCallback):
             run_state.load_weights_from(runner, find_weights(self.resume_model, which="last"))
 
     def on_loader_start(self, runner: IRunner) -> None:
-        source = runner._resume_point.source
+        source = runner.current_run.resume_point.source
         if source is not None and runner.is_train_loader and ends_within_epoch(runner):
             # The limit was reached before this run: one with a higher limit continues at the same place.
             named = source.with_name(self._file(runner))  # not last.pth, which this run moves
@@ -264,7 +265,7 @@ class CheckpointCallback(ICheckpointCallback):
         """Save, and return an empty string, or why nothing was saved; every rank must call: this gathers."""
         self._is_due = self._is_validated = False
         self._saved_at = time.monotonic()
-        runner._logs.flush(runner)
+        runner.current_run.logs.flush(runner)
         if spoiled := self._spoiled_part(runner):
             return spoiled
         snapshot = Snapshot.of(runner, mode=self.mode, cut_at=self._cut_at)

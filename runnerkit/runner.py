@@ -334,29 +334,6 @@ class IRunner(IListener):
         run.launch(self)
         return self
 
-    # bridge: until the other modules use the names of `current_run`
-
-    @property
-    def _stage(self) -> Any:
-        return self.current_run.stage
-
-    @property
-    def _position(self) -> Any:
-        return self.current_run.position
-
-    @property
-    def _logs(self) -> Any:
-        return self.current_run.logs
-
-    @property
-    def _resume_point(self) -> Any:
-        return self.current_run.resume_point
-
-    def _run_batch(self, batch: Batch) -> None:
-        self.current_run.run_batch(self, batch)
-
-    # end of the bridge
-
     @property
     def _caller_callbacks(self) -> Mapping[str, ICallback]:
         """Callbacks of the calling process, which get the state of those that ran."""

@@ -307,11 +307,11 @@ class Runner(IRunner):
     def _for_inference(self, model: Model | None, engine: IEngine | None, *, loads: bool) -> Self:
         """Return the runner that predicts: a copy within a run, whose model and engine stay, or for other processes."""
         own = model is None or model is self.model
-        with self._stage.evaluation_weights.evaluating():  # for a copy of the model
+        with self.current_run.stage.evaluation_weights.evaluating():  # for a copy of the model
             model, engine = borrow_engine(
                 self, model, engine, otherwise=lambda: self._own_engine or get_available_engine()
             )
-        is_running = self._stage.training_model is not None or engine.in_use
+        is_running = self.current_run.stage.training_model is not None or engine.in_use
         if loads and own and is_running:
             raise ValueError(
                 "resume= within a run would replace the weights in training: pass a model of its own, such as "

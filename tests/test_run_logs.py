@@ -393,7 +393,7 @@ def test_a_step_that_cannot_be_read_any_more_does_not_hide_the_failure(monkeypat
         raise OSError("device lost")
 
     def fail_reading(runner):
-        monkeypatch.setattr(type(runner._logs.queue), "take", take)
+        monkeypatch.setattr(type(runner.current_run.logs.queue), "take", take)
         fail(runner)
 
     with pytest.raises(LookupError, match="mine") as caught:

@@ -721,4 +721,4 @@ def test_a_copy_of_a_runner_trains_its_own_model():
     copied.run()
 
     assert torch.equal(weights(model), before) and not torch.equal(weights(copied.model), before)
-    assert copied._resume_point is not runner._resume_point
+    assert copied.current_run.resume_point is not runner.current_run.resume_point

@@ -28,7 +28,7 @@ def change(model):
 
 
 def act(runner):
-    change(runner.engine.unwrap(runner._stage.training_model))
+    change(runner.engine.unwrap(runner.current_run.stage.training_model))
 
 
 def changing_runner():
@@ -220,7 +220,7 @@ class ChangingShards(dl.Callback):
     """A callback that changes this process's part of a parameter after an evaluation."""
 
     def on_validation_end(self, runner):
-        model = runner.engine.trained_module(runner._stage.training_model)
+        model = runner.engine.trained_module(runner.current_run.stage.training_model)
         with torch.no_grad():
             for part in model.parameters():
                 part.mul_(0.5)

@@ -51,7 +51,7 @@ class ModelSummaryCallback(Callback):
             return  # the batch evaluated before training, to find the metrics
         self._is_told = True
         # Stop listening: later steps make no calls.
-        runner._stage.listeners.bind(runner, runner.callbacks.values())
+        runner.current_run.stage.listeners.bind(runner, runner.callbacks.values())
         unwrapped = {key: runner.engine.unwrap(each) for key, each in as_dict(runner.model).items()}
 
         def predict(copies: Models) -> object:

@@ -128,7 +128,7 @@ class BatchSizeFinder(Callback):
         return fits
 
     def _fits(self, runner: IRunner, key: str, batch: Any, size: int) -> bool:
-        models, optimizers = as_dict(runner._stage.training_model), as_dict(runner.optimizer)
+        models, optimizers = as_dict(runner.current_run.stage.training_model), as_dict(runner.optimizer)
         fits = True
         with runner.engine.training_alone(models, optimizers) as alone:
             try:
@@ -169,7 +169,7 @@ def _make_steps(
         callbacks={name: alone.callbacks[name] for name in kept}, loader_key=key, is_train_loader=True,
         loader_batch_step=0, loader_batch_len=1,
     )  # fmt: skip
-    listeners = alone._stage.listeners
+    listeners = alone.current_run.stage.listeners
     listeners.bind(alone, alone.callbacks.values())
     for model in models.values():
         model.train()
@@ -178,7 +178,7 @@ def _make_steps(
             listeners.emit("on_loader_start", alone)
             for _ in range(num_steps):
                 alone.loader_batch_step = 0  # the last batch of a loader makes a step despite accumulation
-                alone._run_batch(alone.engine.to_device(each_tensor(batch, repeated)))
+                alone.current_run.run_batch(alone, alone.engine.to_device(each_tensor(batch, repeated)))
     finally:
         vars(alone).clear()  # break reference cycles, which would keep the batch until a garbage collection
 

@@ -69,7 +69,7 @@ class FreezeCallback(Callback):
         self._is_frozen = False
 
     def on_stage_start(self, runner: IRunner) -> None:
-        models = as_dict(runner._stage.training_model)  # under FSDP2 a sharded copy trains
+        models = as_dict(runner.current_run.stage.training_model)  # under FSDP2 a sharded copy trains
         if (self.model_key or "") not in models:
             raise UnknownKeyError(f"FreezeCallback needs model {self.model_key!r}; the runner has {sorted(models)}")
         module = runner.engine.trained_module(models[self.model_key or ""])
@@ -94,7 +94,7 @@ class FreezeCallback(Callback):
         ]  # fmt: skip
 
     def _check_unused(self, runner: IRunner) -> None:
-        wrapped = as_dict(runner._stage.training_model).get(self.model_key or "")
+        wrapped = as_dict(runner.current_run.stage.training_model).get(self.model_key or "")
         if isinstance(wrapped, DistributedDataParallel) and not wrapped.find_unused_parameters:
             raise ValueError(
                 "DDP waits for gradients that frozen parameters never get: FreezeCallback needs "

@@ -106,7 +106,7 @@ class OptimizerCallback(IOptimizerCallback):
             raise UnknownKeyError(f"OptimizerCallback needs optimizer {self.optimizer_key!r}; the runner has {have}")
         self._key = (self.optimizer_key or "") if isinstance(runner.optimizer, dict) else None
         self._checked = self._backward = None
-        self._units = runner._stage.weight_units
+        self._units = runner.current_run.stage.weight_units
         clip_fn, clip_params = self.grad_clip_fn, self.grad_clip_params
         if clip_fn is None and runner.gradient_clip is not None:
             clip_fn, clip_params = "clip_grad_norm_", {"max_norm": runner.gradient_clip}

@@ -86,7 +86,7 @@ class SchedulerCallback(ISchedulerCallback):
         self._follow(schedulers[self.scheduler_key or ""], runner)
         if self._wants_of(self._after) == "metrics":
             self._choose_metric(runner)  # raises before training
-        found = runner._resume_point.found
+        found = runner.current_run.resume_point.found
         if found is None or found.is_restored:  # else the checkpoint's schedule continues
             check_length(self._scheduler, runner, is_per_step=self._steps_per_batch)
 

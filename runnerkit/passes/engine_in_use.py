@@ -32,7 +32,7 @@ def borrow_engine(
         An engine that a run uses as one that is not opened or closed: its processes, device and precision. A model that
         one engine trains as a copy for another engine, which may move it.
     """
-    trained = runner._stage.training_model
+    trained = runner.current_run.stage.training_model
     if engine is None:
         engine = runner.engine if trained is not None else otherwise()
     if model is None and trained is not None:

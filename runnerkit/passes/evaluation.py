@@ -99,13 +99,13 @@ class EvaluationHooks(ProcessState):
         """
         runner = self.runner
         # Not on a copy: bound methods and callbacks that the user kept refer to this runner.
-        weights = runner._stage.evaluation_weights
+        weights = runner.current_run.stage.evaluation_weights
         with (
             restoring_attributes(runner),
             restoring_rng_and_modes(runner, self.model, self.criterion),
             weights.evaluating(),
         ):
-            if runner._stage.training_model is not None:
+            if runner.current_run.stage.training_model is not None:
                 callers = _callers([runner, *runner.callbacks.values()])
                 self._is_called_by_runner = any(each is runner for each in callers)
                 others = {

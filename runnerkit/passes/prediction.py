@@ -40,7 +40,7 @@ class Predictor(Protocol):
 
     engine: IEngine
     model: Any
-    _stage: Any
+    current_run: Any
 
     def get_model(self, stage: str) -> Model:
         """Return the model, or several by key."""
@@ -141,7 +141,7 @@ def predict(runner: Predictor, prediction: Prediction) -> Generator[Any, None, N
     Between batches the generators of this process, and the modes of the runner's modules, are those of the caller.
     """
     runner.model = _model_of(runner)
-    weights = runner._stage.evaluation_weights
+    weights = runner.current_run.stage.evaluation_weights
     return isolated(_predict(runner, prediction), modules_in(vars(runner).values()), weights)
 
 

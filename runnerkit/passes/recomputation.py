@@ -44,7 +44,7 @@ def evaluate_on_one_rank(runner: IRunner, batches: Iterable[Batch], *, num_batch
         loader_batch_len=num_batches, loader_metrics={},
         callbacks={key: alone.callbacks[key] for key in kept},
     )  # fmt: skip
-    listeners = alone._stage.listeners
+    listeners = alone.current_run.stage.listeners
     listeners.bind(alone, alone.callbacks.values())
     if alone.listens_to("on_loader_end"):  # the runner's own event was called before
         listeners["on_loader_end"] = listeners["on_loader_end"][:-1]
@@ -54,7 +54,7 @@ def evaluate_on_one_rank(runner: IRunner, batches: Iterable[Batch], *, num_batch
         set_global_seed(derive_seed(runner.seed, "recomputation", attempt))
         listeners.emit("on_loader_start", alone)
         for batch in batches:
-            alone._run_batch(alone.engine.to_device(batch))
+            alone.current_run.run_batch(alone, alone.engine.to_device(batch))
         reduce_metrics(alone)
         listeners.emit("on_loader_end", alone)
     return {name: float(value) for name, value in alone.loader_metrics.items()}

@@ -21,7 +21,7 @@ T = TypeVar("T")
 @contextmanager
 def restoring_rng_and_modes(runner: IRunner, *others: Any) -> Iterator[None]:
     """Restore every generator, and the modes of the runner's modules and of `others`, after the body or its error."""
-    modes = Modes(modules_in([*vars(runner).values(), runner._stage.training_model, *others]))
+    modes = Modes(modules_in([*vars(runner).values(), runner.current_run.stage.training_model, *others]))
     try:
         with keep_rng():
             yield

@@ -49,7 +49,7 @@ def _shared(runner: IRunner, callbacks: Collection[ICallback]) -> Iterator[Any]:
     yield from (each for each in vars(runner).values() if getattr(each, "is_shared_by_scratch_copies", False))
     for components in (runner.loaders, runner.loggers, as_dict(runner.scheduler)):
         yield from components.values()
-    for modules in (runner.model, runner._stage.training_model, runner.criterion):
+    for modules in (runner.model, runner.current_run.stage.training_model, runner.criterion):
         for each in as_dict(modules).values():
             if isinstance(each, nn.Module):
                 yield from each.modules()

@@ -64,7 +64,7 @@ def check_place(runner: IRunner, state: StateDict, path: Path) -> None:
     Raises:
         ValueError: with the runner's stages.
     """
-    stages = list(runner._stage.hooks_of(runner).stages)
+    stages = list(runner.current_run.hooks_of(runner).stages)
     if state["stage_key"] not in stages:
         raise ValueError(f"{path} is of stage {state['stage_key']!r}; the runner has the stages {stages}")
 

@@ -51,7 +51,7 @@ class LoaderPlace:
             loader_sample_step=runner.loader_sample_step,
             is_ended=runner.need_early_stop,
             ends_stage=current.ends_stage,
-            is_validated=runner._position.is_validated(runner),
+            is_validated=runner.current_run.position.is_validated(runner),
             means=gather(current.means.state_dict()),
         )
 
@@ -86,7 +86,7 @@ class LoaderPlace:
         runner.loader_batch_step, runner.loader_sample_step = self.loader_batch_step, self.loader_sample_step
         runner.need_early_stop, runner.loader_pass.ends_stage = self.is_ended, self.ends_stage
         if self.is_validated:
-            runner._position.note_validation(runner)
+            runner.current_run.position.note_validation(runner)
         # Sums add up over ranks: with fewer processes than before, a process takes over the sums of several.
         ranks = runner.engine.data_parallel
         parts = self.means[ranks.rank :: ranks.num_processes]

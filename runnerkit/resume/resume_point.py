@@ -39,8 +39,6 @@ class ResumePoint:
         found: the checkpoint's state, on all ranks.
     """
 
-    is_shared_by_scratch_copies = True  # they belong to the same run
-
     wanted: str | Path | None = None
     _: KW_ONLY
     may_be_missing: bool = False
@@ -87,7 +85,7 @@ class ResumePoint:
 
     def find(self, runner: IRunner, stage: str) -> bool:
         """Look once for the checkpoint to resume from; return False if it belongs to a later stage."""
-        if self.found is None and not runner._logs.is_open:
+        if self.found is None and not runner.current_run.logs.is_open:
             given = [each.resume_runner for each in _checkpoint_callbacks(runner)]
             if self.wanted is not None or any(given):
                 from runnerkit.resume.state_broadcast import broadcast_state  # late, as few runs need it
@@ -178,7 +176,7 @@ def _is_cut(runner: IRunner, state: StateDict) -> bool:
     """Return whether a limit ended the run within an epoch, and has been raised since."""
     if state.get("cut_at") is None:
         return False
-    limits = budget.budget_of(call_hook(runner._stage.hooks_of(runner).get_stage_len, stage=state["stage_key"]))
+    limits = budget.budget_of(call_hook(runner.current_run.hooks_of(runner).get_stage_len, stage=state["stage_key"]))
     counters = state["counters"]
     return not budget.is_reached(
         limits, num_steps=counters["stage_optimizer_step"], num_samples=counters["stage_sample_step"]
@@ -205,36 +203,36 @@ def _checkpoint_callbacks(runner: IRunner) -> Iterator[ICheckpointCallback]:
 
 
 def find(runner: IRunner, stage: str) -> bool:
-    return runner._resume_point.find(runner, stage)
+    return runner.current_run.resume_point.find(runner, stage)
 
 
 def restore(runner: IRunner) -> None:
-    runner._resume_point.restore(runner)
+    runner.current_run.resume_point.restore(runner)
 
 
 def leave_branch(runner: IRunner) -> None:
-    runner._resume_point.leave_branch(runner)
+    runner.current_run.resume_point.leave_branch(runner)
 
 
 def logged_step(runner: IRunner) -> Step | None:
-    return runner._resume_point.logged_step(runner)
+    return runner.current_run.resume_point.logged_step(runner)
 
 
 def is_within_epoch(runner: IRunner) -> bool:
-    return runner._resume_point.is_within_epoch
+    return runner.current_run.resume_point.is_within_epoch
 
 
 def is_epoch_left(runner: IRunner) -> bool:
-    return runner._resume_point.is_epoch_left(runner)
+    return runner.current_run.resume_point.is_epoch_left(runner)
 
 
 def loaders_left(runner: IRunner) -> list[str]:
-    return runner._resume_point.loaders_left(runner)
+    return runner.current_run.resume_point.loaders_left(runner)
 
 
 def setup_position(runner: IRunner) -> int:
-    return runner._resume_point.enter_loader(runner)
+    return runner.current_run.resume_point.enter_loader(runner)
 
 
 def restore_rng(runner: IRunner) -> None:
-    runner._resume_point.restore_rng(runner)
+    runner.current_run.resume_point.restore_rng(runner)

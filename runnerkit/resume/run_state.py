@@ -69,14 +69,14 @@ def evaluated_and_trained(runner: IRunner, *, whole: bool) -> tuple[StateDict, S
     They are one object if evaluation uses those in training. Afterwards optimizers have the state of training.
     """
     exchanged = _exchanged_state(runner, whole=whole)
-    runner._stage.evaluation_weights.train()  # also of the optimizers' state
+    runner.current_run.stage.evaluation_weights.train()  # also of the optimizers' state
     trained = model_state(runner, whole=whole)
     return exchanged if exchanged is not None else _judged_state(runner, trained), trained
 
 
 def _exchanged_state(runner: IRunner, *, whole: bool) -> StateDict | None:
     """Return a copy of the weights for evaluation if an optimizer has others for it, else None."""
-    weights = runner._stage.evaluation_weights
+    weights = runner.current_run.stage.evaluation_weights
     if not weights:
         return None
     with weights.evaluating():
@@ -103,7 +103,9 @@ def modules_of(runner: IRunner) -> dict[str, nn.Module]:
 def models_of(runner: IRunner) -> dict[str, nn.Module]:
     """Return the models in training by key, as the engine prepared them if a stage is under way."""
     # Otherwise the engine cannot find the shards of each rank.
-    return as_dict(runner._stage.training_model if runner._stage.training_model is not None else runner.model)
+    return as_dict(
+        runner.current_run.stage.training_model if runner.current_run.stage.training_model is not None else runner.model
+    )
 
 
 def load_weights_from(runner: IRunner, path: Path) -> None:

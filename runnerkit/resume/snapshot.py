@@ -106,12 +106,12 @@ class Snapshot:
             "runnerkit_version": __version__,
             "settings": compatibility.settings_of(runner),
             "stage_key": runner.stage_key,
-            "counters": runner._position.state_dict(runner) | {"need_early_stop": stops},
+            "counters": runner.current_run.position.state_dict(runner) | {"need_early_stop": stops},
             "stopped_by": _stoppers(runner),
             "within": LoaderPlace.of(runner).state_dict() if runner.is_within_loader else None,
             "streams": _streams(runner),
             "stream_orders": {key: share_of(loader).described() for key, loader in runner.loaders.items()},
-            "modes": {key: each.state_dict() for key, each in runner._stage.training_modes.items()},
+            "modes": {key: each.state_dict() for key, each in runner.current_run.stage.training_modes.items()},
             "criterion_state_dict": _states(runner.criterion),
             "optimizer_state_dict": {
                 key: engine.optimizer_state_dict(each, whole=whole) for key, each in as_dict(runner.optimizer).items()
@@ -201,7 +201,7 @@ class Snapshot:
             if key in state["criterion_state_dict"]:
                 criterion.load_state_dict(state["criterion_state_dict"][key])
         self._restore_schedulers(runner, state["scheduler_state_dict"])  # after optimizers, whose rates it may set
-        for key, modes in runner._stage.training_modes.items():
+        for key, modes in runner.current_run.stage.training_modes.items():
             modes.load_state_dict(state.get("modes", {}).get(key, {}))
         engine.load_state_dict(state["engine_state_dict"])
         self._restore_callbacks(runner, state["callbacks"], state.get("callback_identities", {}))
@@ -209,7 +209,7 @@ class Snapshot:
         if "settings" in state and engine.is_main_process:
             now, takes_passed = compatibility.settings_of(runner), runner.resume_options == "arguments"
             compatibility.warn_of_changes(state["settings"], passed, now, source, takes_passed=takes_passed)
-        runner._position.load_state_dict(runner, state["counters"])
+        runner.current_run.position.load_state_dict(runner, state["counters"])
         compatibility.check_one_cycle(runner, passed, source)
         runner.need_early_stop = state["counters"]["need_early_stop"] and self._stops_again(runner, state)
         self.within = LoaderPlace.from_state(state["within"]) if state["within"] is not None else None

@@ -55,7 +55,7 @@ def budget_of(length: int | Budget) -> Budget:
 
 def is_over(runner: IRunner) -> bool:
     """Return whether the stage has reached a limit in steps or samples."""
-    budget = runner._stage.budget
+    budget = runner.current_run.stage.budget
     return is_reached(budget, num_steps=runner.stage_optimizer_step, num_samples=runner.stage_sample_step)
 
 
@@ -66,12 +66,12 @@ def is_reached(budget: Budget, *, num_steps: int, num_samples: int) -> bool:
 
 def ends_within_epoch(runner: IRunner) -> bool:
     """Return whether the stage has reached a limit in steps or samples while its training loader has batches left."""
-    if not runner._stage.may_end_early or not is_over(runner):
+    if not runner.current_run.stage.may_end_early or not is_over(runner):
         return False
     is_last = runner.loader_key == last_training_loader(runner)
     is_at_end = runner.loader_batch_step == runner.loader_batch_len and is_last
     # A limit in samples shortens the loader, so that its end may be the limit's.
-    return not is_at_end or runner._stage.budget.num_samples is not None
+    return not is_at_end or runner.current_run.stage.budget.num_samples is not None
 
 
 def is_evaluated_next(runner: IRunner) -> bool:
@@ -102,8 +102,8 @@ def words_of_end(runner: IRunner) -> str:
         "num_steps": runner.stage_optimizer_step,
         "num_samples": runner.stage_sample_step,
     }
-    limits = vars(runner._stage.budget)
-    names = runner._stage.budget.limits
+    limits = vars(runner.current_run.stage.budget)
+    names = runner.current_run.stage.budget.limits
     parts = [f"{done[name]} of {limits[name]} {name.removeprefix('num_')}" for name in names]
     return f"{', '.join(parts)} are done; raise {' or '.join(names)} to continue"
 
@@ -115,7 +115,7 @@ def limit_pass(runner: IRunner) -> None:
     Raises:
         ValueError: processes may count differently, as no process knows the sizes of the others' batches.
     """
-    num_steps, num_samples = runner._stage.budget.num_steps, runner._stage.budget.num_samples
+    num_steps, num_samples = runner.current_run.stage.budget.num_steps, runner.current_run.stage.budget.num_samples
     share = share_of(runner.loader)
     if num_steps is not None:
         share.need(max(0, num_steps - runner.stage_optimizer_step) * accumulation_of(runner))
@@ -137,7 +137,7 @@ def count_steps(runner: IRunner, paces: Collection[int]) -> int | None:
     Args:
         paces: batches that the optimizers accumulate.
     """
-    budget = runner._stage.budget
+    budget = runner.current_run.stage.budget
     loaders = (
         []
         if runner.stage_key.startswith("infer")

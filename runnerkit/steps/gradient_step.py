@@ -128,7 +128,7 @@ class GradientStep(ProcessState):
         Args:
             num_before: batches that ran before the run was interrupted.
         """
-        engine, step = runner.engine, cls(runner._stage.weight_units)
+        engine, step = runner.engine, cls(runner.current_run.stage.weight_units)
         step.outer_factor, engine.loss_factor = engine.loss_factor, None
         if not runner.is_train_loader and not engine.never_whole:
             return step
@@ -145,7 +145,7 @@ class GradientStep(ProcessState):
         if share.full_size is not None:
             step.num_samples = share.stride
             is_mean = runner.loss_reduction == "mean" and runner.is_train_loader
-            if ranks.num_processes > 1 and is_mean and runner.loader_key not in runner._stage.miscounted:
+            if ranks.num_processes > 1 and is_mean and runner.loader_key not in runner.current_run.stage.miscounted:
                 step.own_size = share.batch_size
         if share.knows_sizes:
             step.first_uneven = num_before + share.first_uneven() + 1

@@ -131,8 +131,8 @@ def finish_batch(runner: IRunner) -> None:
         step.num_steps = 1
         runner.optimizer_step += 1
         runner.stage_optimizer_step += 1
-    elif runner._stage.has_told_steps and step.num_steps != runner.steps_per_batch:
-        told = runner._stage.num_steps
+    elif runner.current_run.stage.has_told_steps and step.num_steps != runner.steps_per_batch:
+        told = runner.current_run.stage.num_steps
         raise ValueError(
             f"num_steps was {told} when the scheduler was made, with {runner.steps_per_batch} steps in each batch, but "
             f"learn() made {step.num_steps} in batch {runner.loader_batch_step} of loader "

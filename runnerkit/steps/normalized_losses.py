@@ -22,7 +22,7 @@ def check(runner: IRunner) -> None:
 
     Call at the end of a training batch whose weight can matter and is not set. Waits for the device once.
     """
-    stage = runner._stage
+    stage = runner.current_run.stage
     if stage.has_checked_criterion or runner.loss_reduction == "sum":
         return
     stage.has_checked_criterion = True

@@ -32,7 +32,7 @@ def warn_of_dropped_samples(runner: IRunner, step: GradientStep) -> None:
             runner.loader_key, runner.loader_batch_step, runner.batch_size, runner.engine.rank, step.own_size, advice,
         )  # fmt: skip
     step.own_size = None
-    runner._stage.miscounted.add(runner.loader_key)
+    runner.current_run.stage.miscounted.add(runner.loader_key)
 
 
 def begin_idle_step(runner: IRunner, step: GradientStep) -> None:

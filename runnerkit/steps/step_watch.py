@@ -61,23 +61,25 @@ def watch_of_stage(runner: IRunner) -> StepWatch | None:
 
 def start_watch(runner: IRunner) -> None:
     """Start to watch in the first complete training loader of the stage, not in the rest of an interrupted one."""
-    if runner._stage.step_watch is not None and not runner.loader_pass.num_skipped:
-        runner._stage.step_watch.open()
-        runner._stage.listeners["on_step_end"] += (_close_after_step,)
+    if runner.current_run.stage.step_watch is not None and not runner.loader_pass.num_skipped:
+        runner.current_run.stage.step_watch.open()
+        runner.current_run.stage.listeners["on_step_end"] += (_close_after_step,)
 
 
 def _close_after_step(runner: IRunner) -> None:
     """Remove the hook after the first step, on ``on_step_end``: torch cannot remove a hook while it runs."""
-    watch = runner._stage.step_watch
+    watch = runner.current_run.stage.step_watch
     if watch is None or watch.has_stepped:
         close(runner)
-        others = tuple(each for each in runner._stage.listeners["on_step_end"] if each is not _close_after_step)
-        runner._stage.listeners["on_step_end"] = others
+        others = tuple(
+            each for each in runner.current_run.stage.listeners["on_step_end"] if each is not _close_after_step
+        )
+        runner.current_run.stage.listeners["on_step_end"] = others
 
 
 def end_watch(runner: IRunner) -> None:
     """Warn, once per stage, if a complete training loader ended without a step."""
-    watch = runner._stage.step_watch
+    watch = runner.current_run.stage.step_watch
     if watch is None or runner.loader_pass.num_skipped:
         return
     close(runner)
@@ -109,6 +111,6 @@ def _may_have_skipped(runner: IRunner) -> bool:
 
 def close(runner: IRunner) -> None:
     """Stop watching, even after an error."""
-    if runner._stage.step_watch is not None:
-        runner._stage.step_watch.close()
-        runner._stage.step_watch = None
+    if runner.current_run.stage.step_watch is not None:
+        runner.current_run.stage.step_watch.close()
+        runner.current_run.stage.step_watch = None

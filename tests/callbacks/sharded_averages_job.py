@@ -65,7 +65,7 @@ class Reference(dl.Callback):
 def gathered(runner):
     """Return the weights that the next forward pass uses; every rank must call."""
     # Its state_dict() would free gathered ones.
-    module = runner.engine.trained_module(runner._stage.training_model)
+    module = runner.engine.trained_module(runner.current_run.stage.training_model)
     state = runner.engine.whole_state({name: each.detach() for name, each in module.named_parameters()})
     return {name: whole.clone() for name, whole in state.items()}
 

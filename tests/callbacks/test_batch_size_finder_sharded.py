@@ -71,7 +71,7 @@ class Final(dl.Callback):
 
     def on_stage_end(self, runner):
         """Gather weights and moments."""
-        engine, model = runner.engine, runner._stage.training_model
+        engine, model = runner.engine, runner.current_run.stage.training_model
         engine.training_model(model)
         state = engine.model_state_dict(model, whole=False), engine.optimizer_state_dict(runner.optimizer, whole=False)
         self.state = engine.whole_state(state)

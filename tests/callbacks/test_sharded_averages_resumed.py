@@ -196,8 +196,8 @@ class Last(dl.SWACallback):
     def on_stage_end(self, runner):
         """End the stage."""
         super().on_stage_end(runner)
-        runner.engine.training_model(runner._stage.training_model)
-        module = runner.engine.trained_module(runner._stage.training_model)
+        runner.engine.training_model(runner.current_run.stage.training_model)
+        module = runner.engine.trained_module(runner.current_run.stage.training_model)
         self.state = {name: each.clone() for name, each in runner.engine.whole_state(module.state_dict()).items()}
 
 

@@ -87,7 +87,7 @@ class Largest(dl.Callback):
         self._look(runner, "end")
 
     def _look(self, runner, when):
-        model = runner._stage.training_model
+        model = runner.current_run.stage.training_model
         held = [each.to_local() if isinstance(each, DTensor) else each for each in model.parameters()]
         self.held[when] = sum(each.numel() for each in held)
         self.own |= {each.device.type for each in runner.engine.unwrap(model).parameters()}
@@ -269,7 +269,7 @@ class Worse(dl.Callback):
     def on_epoch_end(self, runner):
         if runner.epoch_step == 2:
             with torch.no_grad():
-                for parameter in runner._stage.training_model.parameters():
+                for parameter in runner.current_run.stage.training_model.parameters():
                     parameter.mul_(100.0)
 
 
@@ -280,7 +280,7 @@ def load_the_best(folder):
 
     class Last(dl.Callback):
         def on_stage_end(self, runner):
-            seen.extend(each.to_local().clone() for each in runner._stage.training_model.parameters())
+            seen.extend(each.to_local().clone() for each in runner.current_run.stage.training_model.parameters())
 
     worse = Worse(order=dl.CallbackOrder.Internal)
     model = on_meta()

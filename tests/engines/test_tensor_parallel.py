@@ -83,7 +83,7 @@ class Masks(dl.Callback):
         self.dropped = {}
 
     def on_stage_start(self, runner):
-        for name, module in runner._stage.training_model.named_modules():
+        for name, module in runner.current_run.stage.training_model.named_modules():
             if isinstance(module, torch.nn.Dropout):
                 module.register_forward_hook(lambda module, args, output, name=name: self._see(name, args[0], output))
 

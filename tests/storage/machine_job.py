@@ -41,7 +41,7 @@ class Weigh(dl.Callback):
         super().__init__(dl.CallbackOrder.External + 1)
 
     def on_stage_end(self, runner: dl.IRunner) -> None:
-        weights = [each.detach() for each in runner._stage.training_model.parameters()]
+        weights = [each.detach() for each in runner.current_run.stage.training_model.parameters()]
         own = [each.to_local() if isinstance(each, DTensor) else each for each in weights]
         print("weights", float(torch.cat([each.double().flatten() for each in own]).abs().sum()))
 

@@ -47,11 +47,11 @@ def renew_statistics(runner: IRunner, modules: Iterable[nn.Module], *, loader_ke
         runner.is_within_loader = True
         start_epoch(runner.loader, runner.epoch_step)
         _renew(runner, forward)
-    runner._stage.use_model(runner)
+    runner.current_run.stage.use_model(runner)
 
 
 def _renew(runner: IRunner, forward: _Forward) -> None:
-    trained = runner._stage.training_model
+    trained = runner.current_run.stage.training_model
     models = as_dict(trained)
     modes = Modes(models.values())
     # The evaluation model keeps each rank's own statistics, while DDP's forward pass would broadcast rank zero's.

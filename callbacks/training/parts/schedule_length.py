@@ -74,7 +74,7 @@ def _check_one(scheduler: Any, runner: IRunner, length: int, *, is_per_step: boo
         if _is_sure(runner, is_per_step=is_per_step):
             raise ValueError(words)
     elif own - done > length + 1:  # with one more, the last step has the last rate
-        is_for_steps = not is_per_step and own == runner._stage.num_steps
+        is_for_steps = not is_per_step and own == runner.current_run.stage.num_steps
         other = "; to step it after each optimizer step, SchedulerCallback(mode='batch')" if is_for_steps else ""
         _warn(runner, f"{found}, so the run ends before the schedule: {remedy}{other}")
     elif is_per_step and own == runner.stage_epoch_len and own < length:
@@ -84,8 +84,8 @@ def _check_one(scheduler: Any, runner: IRunner, length: int, *, is_per_step: boo
 def _length(runner: IRunner, *, is_per_step: bool) -> int | None:
     """Return the steps or epochs of the stage; None if they are not known."""
     if is_per_step:
-        return runner._stage.num_steps
-    budget = runner._stage.budget
+        return runner.current_run.stage.num_steps
+    budget = runner.current_run.stage.budget
     return budget.num_epochs if budget.limits == ["num_epochs"] else None
 
 

@@ -53,7 +53,7 @@ class WeightAverageCallback(IWeightAverageCallback):
             )
         wanted = {key: model for key, model in models.items() if self.model_key in (None, key)}
         self._check(runner, wanted)
-        engine, prepared = runner.engine, as_dict(runner._stage.training_model)
+        engine, prepared = runner.engine, as_dict(runner.current_run.stage.training_model)
         for key in wanted:
             self.averages[key] = AveragedWeights(
                 engine.trained_module(prepared[key]),
@@ -64,7 +64,7 @@ class WeightAverageCallback(IWeightAverageCallback):
 
     def _check(self, runner: IRunner, models: dict[str, nn.Module]) -> None:
         name = type(self).__name__
-        if runner._stage.evaluation_weights:
+        if runner.current_run.stage.evaluation_weights:
             raise ValueError(f"{name} averages weights, and so does the optimizer, which has eval(): leave one out")
         for model in models.values():
             check_shapes(model, name)
@@ -92,7 +92,7 @@ class WeightAverageCallback(IWeightAverageCallback):
         are_sharded = any(each.is_sharded for each in self.averages.values())
         # The engine gathered the weights, and broadcast rank zero's buffers, before the exchange.
         if self._is_exchanged and (self.use_buffers or are_sharded):
-            for model in as_dict(runner._stage.training_model).values():
+            for model in as_dict(runner.current_run.stage.training_model).values():
                 runner.engine.evaluation_model(model)
 
     def on_validation_end(self, runner: IRunner) -> None:
