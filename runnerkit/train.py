@@ -23,6 +23,7 @@ from runnerkit.passes.prediction import Prediction, stream, write
 from runnerkit.resume.overrides import Source
 from runnerkit.runner import IRunner
 from runnerkit.steps.budget import Budget
+from runnerkit.steps.makers import check_made
 from runnerkit.storage.remote.urls import as_url
 from runnerkit.train_options import TrainOptions, callbacks_by_key
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict, is_maker, like
@@ -202,8 +203,6 @@ class Runner(IRunner):
 
         made = {key: each(parameters(key)) if is_maker(each) else each for key, each in given.items()}
         if any(map(is_maker, given.values())):
-            from runnerkit.steps.makers import check_made  # late, as few runs need it
-
             check_made(made, what="optimizer")
         optimizers: Optimizers | None = like(self._given.optimizer, made)
         return optimizers
@@ -219,8 +218,6 @@ class Runner(IRunner):
                 f"scheduler {missing[0]!r} is a function of an optimizer; there are {sorted(optimizers)}"
             )
         made = {key: each(optimizers[key], self.num_steps) if is_maker(each) else each for key, each in given.items()}
-        from runnerkit.steps.makers import check_made  # late, as few runs need it
-
         check_made(made, what="scheduler")
         return like(self._given.scheduler, made)
 

@@ -21,9 +21,10 @@ from runnerkit.metrics.first_non_finite import check_policy
 from runnerkit.resume.overrides import Source, check_source
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.steps.budget import Budget
+from runnerkit.steps.makers import check_makers
 from runnerkit.storage.remote.urls import as_url, local_path, url_of
 from runnerkit.support.arguments import check_integers, check_mappings, check_numbers
-from runnerkit.types import Criterion, Model, Optimizers, Scheduler, as_dict, is_maker
+from runnerkit.types import Criterion, Model, Optimizers, Scheduler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,10 +214,7 @@ class TrainOptions:
         if self.model is not None:
             parameter_checks.check_optimizer(self.optimizer, self.model, self.criterion)
         checks.check_scheduler(self.scheduler, self.optimizer)
-        if any(map(is_maker, (*as_dict(self.optimizer).values(), *as_dict(self.scheduler).values()))):
-            from runnerkit.steps.makers import check_makers  # late, as few runs need it
-
-            check_makers(self.optimizer, self.scheduler)
+        check_makers(self.optimizer, self.scheduler)
         if self.loaders is None:
             return
         checks.check_callbacks(self.all_callbacks, checks.check_loaders(self.loaders))

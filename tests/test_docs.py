@@ -1,5 +1,6 @@
 """Tests of the docs: code blocks run, links are valid, the reference is complete, and the site builds."""
 
+import ast
 import enum
 import inspect
 import re
@@ -12,7 +13,9 @@ import pytest
 
 import runnerkit
 from runnerkit import contrib, dl, metrics, utils
+from runnerkit.callback import EVENTS
 from runnerkit.torchvision_cpu import import_torchvision
+from tests.layers import modules
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -66,6 +69,34 @@ def test_links_and_commands_exist(page):
     commands = "\n".join(blocks(page, "bash") + blocks(page, "sh") + re.findall(r"`(make [a-z-]+)`", text))
     assert set(re.findall(r"\bmake ([a-z-]+)", commands)) <= rules
     assert [path for path in re.findall(r"(?<!tests/)\bexamples/[\w/]+\.py", text) if not (ROOT / path).exists()] == []
+
+
+def defined_in(path):
+    """Return the names of functions, classes, variables and attributes that a file defines or sets."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    names = {each.name for each in nodes if isinstance(each, ast.FunctionDef | ast.ClassDef)}
+    stored = [each for each in nodes if isinstance(getattr(each, "ctx", None), ast.Store)]
+    return names | {each.id if isinstance(each, ast.Name) else getattr(each, "attr", "") for each in stored}
+
+
+def unknown_names(page):
+    """Yield what the items, table rows and paragraphs of a page put in backquotes, but none of their files defines."""
+    anywhere = set.union(*(defined_in(path) for _, path in modules(ROOT)), set(EVENTS))
+    for item in re.split(r"\n\n|\n(?=\d+\. |\| )", page.read_text(encoding="utf-8")):
+        files = [ROOT / name for name in re.findall(r"`(\w+/[\w/]+\.py)`", item)]
+        yield from (name_of(path) for path in files if not path.exists())
+        known = set(EVENTS).union(*(defined_in(path) for path in files if path.exists())) if files else anywhere
+        for names in re.findall(r"`([A-Za-z_][\w.]*)(?:\(\))?`", item):
+            yield from (f"{names} in {item[:60]!r}" for name in names.split(".") if name not in known)
+
+
+def test_files_and_names_of_the_architecture_exist():
+    """Each file exists, and each name is defined in a file of the same row, step or paragraph; in the picture too."""
+    picture = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
+    drawn = set(re.findall(r'<text class="code"[^>]*>(\w+)</text>', picture))
+
+    assert list(unknown_names(ROOT / "docs" / "architecture.md")) == []
+    assert drawn and drawn <= set.union(*(defined_in(path) for _, path in modules(ROOT)))
 
 
 def public():

@@ -8,6 +8,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import Callback, CallbackOrder
+from runnerkit.loop.checks import check_loader_key
 from runnerkit.sampling.sharding import batches_of
 from runnerkit.types import Batch
 
@@ -47,10 +48,7 @@ class BatchOverfitCallback(Callback):
 
     def on_stage_start(self, runner: IRunner) -> None:
         for key in self.loader_batches:
-            if key not in runner.loaders:
-                raise ValueError(
-                    f"{type(self).__name__}: there is no loader {key!r}; the loaders are {sorted(runner.loaders)}"
-                )
+            check_loader_key(key, runner.loaders, reader=type(self).__name__)
         self._repeated, self._originals = {}, {}
 
     def on_epoch_start(self, runner: IRunner) -> None:

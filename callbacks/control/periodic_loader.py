@@ -6,6 +6,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import Callback, CallbackOrder
+from runnerkit.loop.checks import check_loader_key
 from runnerkit.support.arguments import check_strings
 
 if TYPE_CHECKING:
@@ -61,10 +62,7 @@ class PeriodicLoaderCallback(Callback):
 
     def on_stage_start(self, runner: IRunner) -> None:
         for key in self.loader_periods:
-            if key not in runner.loaders:
-                raise ValueError(
-                    f"{type(self).__name__}: there is no loader {key!r}; the loaders are {sorted(runner.loaders)}"
-                )
+            check_loader_key(key, runner.loaders, reader=type(self).__name__)
         self._skipped = {}
 
     def on_epoch_start(self, runner: IRunner) -> None:

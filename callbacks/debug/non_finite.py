@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.callbacks.debug.parts.bad_module import find_origin
+from runnerkit.models.parameters import names_of_parameters
 from runnerkit.seeding.generators import rng_state
 from runnerkit.types import as_dict
 
@@ -69,11 +70,7 @@ def _check_gradients(runner: IRunner, optimizer: Optimizer, *_: Any) -> None:
     if not held or bool(torch.stack([each.grad.isfinite().all() for each in held]).all()):
         return
     bad = [each for each in held if not bool(each.grad.isfinite().all())]
-    names = {
-        id(parameter): f"{key}.{name}".lstrip(".")
-        for key, model in as_dict(runner.model).items()
-        for name, parameter in runner.engine.unwrap(model).named_parameters()
-    }
+    names = names_of_parameters({key: runner.engine.unwrap(model) for key, model in as_dict(runner.model).items()})
     raise FloatingPointError(
         f"the gradient of {names.get(id(bad[-1]), 'a parameter')!r} is not finite {_place(runner)}, although the "
         f"metrics are; it is the last in the model of {len(bad)} such gradients out of {len(held)}. "

@@ -11,6 +11,7 @@ from runnerkit.callbacks.training.backward import BackwardCallback
 from runnerkit.callbacks.training.optimizer import OptimizerCallback
 from runnerkit.callbacks.training.parts.gradients import full_norm, gradient_norm
 from runnerkit.errors import UnknownKeyError
+from runnerkit.models.parameters import names_of_parameters
 from runnerkit.steps.sparse_gradients import values_of
 from runnerkit.support.arguments import check_strings
 from runnerkit.support.torch_internals import norm_of_each
@@ -68,11 +69,8 @@ class GradNormCallback(Callback):
             if isinstance(each, BackwardCallback) and each.grad_clip_fn and each.metric_key == steppers[0].metric_key
         ]
         self._source = (clippers or steppers)[0]
-        self._names = {
-            id(parameter): f"{key}.{name}".lstrip(".")
-            for key, model in as_dict(runner.model).items()
-            for name, parameter in runner.engine.unwrap(model).named_parameters()
-        }
+        models = {key: runner.engine.unwrap(model) for key, model in as_dict(runner.model).items()}
+        self._names = names_of_parameters(models)
 
     def on_loader_start(self, runner: IRunner) -> None:
         if runner.is_train_loader and self._source is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
+from runnerkit.steps.learning_rates import name_of_rate
 from runnerkit.support.host_copy import read_metrics_at_once
 from runnerkit.types import Metrics, Scalar, as_dict
 
@@ -58,4 +59,4 @@ def shown(values: Mapping[str, T]) -> dict[str, T]:
 def _rates(runner: IRunner) -> dict[str, Scalar]:
     """Return the learning rates of the next step, by the names that OptimizerCallback logs."""
     optimizers = as_dict(runner.optimizer) if runner.is_train_loader else {}
-    return {f"lr_{key}" if key else "lr": each.param_groups[0]["lr"] for key, each in optimizers.items()}
+    return {name_of_rate(key): each.param_groups[0]["lr"] for key, each in optimizers.items()}

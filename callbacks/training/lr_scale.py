@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from runnerkit.callback import Callback, CallbackOrder, innermost
 from runnerkit.errors import UnknownKeyError
+from runnerkit.steps.learning_rates import name_of_rate
 from runnerkit.support.arguments import check_integers, check_strings
 from runnerkit.types import StateDict, as_dict
 
@@ -105,7 +106,7 @@ class LRScaleCallback(Callback):
 
     def on_loader_end(self, runner: IRunner) -> None:
         for key, num_steps in self.num_steps.items():
-            name = f"lr_{key}" if key else "lr"
+            name = name_of_rate(key)
             is_ours = name in runner.loader_metrics and name not in runner.batch_metrics
             if runner.is_train_loader and is_ours:
                 step = max(0, num_steps - 1)  # of the last step

@@ -113,3 +113,16 @@ def is_trained(model: nn.Module) -> bool:
     (True, False)
     """
     return any(parameter.requires_grad for parameter in model.parameters())
+
+
+def names_of_parameters(models: Mapping[str, nn.Module]) -> dict[int, str]:
+    """Return the name of each parameter by its id: the model's key, if it has one, and the name within the model.
+
+    >>> list(names_of_parameters({"": nn.Linear(1, 1), "D": nn.Linear(1, 1, bias=False)}).values())
+    ['weight', 'bias', 'D.weight']
+    """
+    return {
+        id(parameter): f"{key}.{name}".lstrip(".")
+        for key, model in models.items()
+        for name, parameter in model.named_parameters()
+    }

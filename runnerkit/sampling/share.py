@@ -155,7 +155,8 @@ class DividedShare(LoaderShare):
 
     Args:
         batch_size: samples per batch and process; None if whole batches are distributed.
-        training: whether all processes take the same number of steps.
+        training: whether all processes take the same number of steps. In a short last step, a rank has none, or if
+            possible at least two samples, as batch norm cannot train on one.
         rank, world_size: of the share.
         seed: determines order and random numbers, together with the epoch.
     """

@@ -74,12 +74,14 @@ class Learned:
     largest: Tensor | None = None
 
 
+@dataclass(eq=False)
 class GradientStep(ProcessState):
     """Weights of the losses of a pass in their optimizer steps; ``runner.gradient_step``, a new one for each pass.
 
     Those who make steps write what counts them: `stepped_at`, `num_steps` and `learned`.
 
     Attributes:
+        units: weights that count as 1.
         stepped_at: `batch_step` of the last optimizer step; -1 before the first.
         num_steps: optimizer steps that the batch made: several with ``learn`` only.
         is_idle: whether all samples of the current step belong to other processes; this one runs some with weight zero.
@@ -89,7 +91,6 @@ class GradientStep(ProcessState):
         accumulate: whether a step may have several batches.
         has_steppers: whether an OptimizerCallback steps, and not ``handle_batch``.
         is_asked: whether the divisor of the current batch's step is a sum over all ranks.
-        units: weights that count as 1.
         outer_factor: the engine's `loss_factor` before the pass, of a training loader around it.
         first_uneven: batch of the loader, from 1, from which on a step may weight the processes differently.
         num_samples: samples of all ranks in a step that is not uneven; None if it is unknown.
@@ -101,25 +102,24 @@ class GradientStep(ProcessState):
         hooks: of parameters, removed after an idle step.
     """
 
-    def __init__(self, units: WeightUnits | None = None) -> None:
-        self.stepped_at = -1
-        self.num_steps = 1
-        self.is_idle = False
-        self.sizes: Sequence[int | None] | None = None
-        self.matter = True
-        self.accumulate = False
-        self.has_steppers = False
-        self.is_asked = False
-        self.units = units or WeightUnits()
-        self.outer_factor: float | None = None
-        self.first_uneven = sys.maxsize
-        self.num_samples: int | None = None
-        self.own_size: int | None = None
-        self.batch_end = "on_batch_end"
-        self.silent: set[str] = set()
-        self.learned = Learned()
-        self.kept: list[tuple[Tensor, Tensor]] = []
-        self.hooks: list[RemovableHandle] = []
+    units: WeightUnits = field(default_factory=WeightUnits)
+    stepped_at: int = -1
+    num_steps: int = 1
+    is_idle: bool = False
+    sizes: Sequence[int | None] | None = None
+    matter: bool = True
+    accumulate: bool = False
+    has_steppers: bool = False
+    is_asked: bool = False
+    outer_factor: float | None = None
+    first_uneven: int = sys.maxsize
+    num_samples: int | None = None
+    own_size: int | None = None
+    batch_end: str = "on_batch_end"
+    silent: set[str] = field(default_factory=set)
+    learned: Learned = field(default_factory=Learned)
+    kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    hooks: list[RemovableHandle] = field(default_factory=list)
 
     @classmethod
     def of_pass(cls, runner: IRunner, *, num_before: int) -> Self:
@@ -130,11 +130,12 @@ class GradientStep(ProcessState):
         """
         engine, step = runner.engine, cls(runner.current_run.stage.weight_units)
         step.outer_factor, engine.loss_factor = engine.loss_factor, None
+        # Forward passes of a model that is never whole are collectives: its evaluation has batches of weight zero, too.
         if not runner.is_train_loader and not engine.never_whole:
             return step
         ranks, share = engine.data_parallel, share_of(runner.loader)
         if ranks.num_processes > 1:
-            share.use_sum(ranks.start_sum)
+            share.use_sum(ranks.start_sum)  # for a stream whose processes run out of samples at different steps
         engine.loss_factor = _base_factor(runner)
         steppers = optimizer_callbacks(runner.callbacks)
         step.has_steppers = bool(steppers)
@@ -150,7 +151,7 @@ class GradientStep(ProcessState):
         if share.knows_sizes:
             step.first_uneven = num_before + share.first_uneven() + 1
         elif ranks.num_processes > 1:
-            step.first_uneven = 1
+            step.first_uneven = 1  # any step may be: the processes do not know each other's sizes
         return step
 
     def begin_batch(self, runner: IRunner, *, number: int) -> int | None:
@@ -205,6 +206,7 @@ class GradientStep(ProcessState):
             return None if size == units.size else size / units.size
         weight = 0 if self.is_idle else runner.batch_size if given is None else given
         if units.weight is None:
+            # Waits for the device, once in a stage.
             first = ranks.start_sum(_on_device(weight, engine.device))().item() / ranks.num_processes
             units.weight = 2.0 ** round(math.log2(first)) if first > 0 else 1.0
         if self.is_asked:
@@ -238,7 +240,8 @@ class SumOfShares:
     def reset(self) -> None:
         """Start a step."""
         self.is_empty = True
-        self._surplus: Any = 0.0  # what the shares that all ranks know add to the number of batches
+        # What the shares that all ranks know add to the number of batches: a usual batch, of share 1, adds nothing.
+        self._surplus: Any = 0.0
         self._asked: Any = 0.0  # sum of those shares whose mean over processes has to be asked for
         self._num_asked = self._num_given = 0
         self._mean_asked: Callable[[], Any] | None = None  # waits for it
@@ -277,6 +280,7 @@ class SumOfShares:
         if not self._num_asked:
             total = num_batches + self._surplus
         else:
+            # Not under way if the loader has ended within a group of batches: then no batch was said to be the last.
             total = (self._mean_asked or total_share(runner, self._asked))()
             self._mean_asked = None
         return divisor_of(total)

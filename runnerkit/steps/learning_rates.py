@@ -7,6 +7,11 @@ from typing import Any
 from runnerkit.types import as_dict
 
 
+def name_of_rate(key: str) -> str:
+    """Return the name under which the rate of the optimizer `key` is logged; "" is the only optimizer."""
+    return f"lr_{key}" if key else "lr"
+
+
 def rates_of(optimizer: Any, *, key: str = "") -> dict[str, float]:
     """Return {"lr": of the first group, "lr/1": of the second, ...} of an optimizer; `key` is appended to "lr".
 
@@ -15,7 +20,7 @@ def rates_of(optimizer: Any, *, key: str = "") -> dict[str, float]:
     >>> rates_of(torch.optim.SGD([first, second]), key="D")
     {'lr_D': 0.1, 'lr_D/1': 0.2}
     """
-    name = f"lr_{key}" if key else "lr"
+    name = name_of_rate(key)
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     return {f"{name}/{number}" if number else name: rate for number, rate in enumerate(rates)}
 

@@ -80,7 +80,7 @@ class LaneOrder(Sequence[Spot]):
             return []
         if (start, stop, step) not in self._computed:
             self._compute(start, stop, step)
-        return self._computed.pop((start, stop, step))
+        return self._computed.pop((start, stop, step))  # a pass asks for each batch once
 
     def _compute(self, start: int, stop: int, step: int) -> None:
         """Compute this batch and the following ones of the same process: each call of NumPy costs a microsecond."""
@@ -97,6 +97,7 @@ class LaneOrder(Sequence[Spot]):
         file = np.searchsorted(self._file_stops, number, side="right")
         begin = self._file_starts[file]
         together = self.shuffle or _TOGETHER
+        # Runs begin at multiples of `together` in each file, and end with their block, their file or their lane.
         block = begin + (number - begin) // together * together
         first = np.maximum(block, low)
         last = np.minimum(np.minimum(block + together, self._file_stops[file]), high)

@@ -160,7 +160,7 @@ class ShardedBatchSampler(IndexedShare):
     def _start_pass(self) -> tuple[list[int], Iterator[range]]:
         """Return the order of the epoch, and the positions in it of each batch's samples."""
         self.order = order = self._order_of_epoch()
-        is_cut = len(order) == self._stop  # as far as it was listed
+        is_cut = len(order) == self._stop  # listed up to the end of the pass only: the epoch has more
         starts, stop = self._global_batches(max(len(order), len(self.sampler)) if is_cut else len(order))
         batches = zip(starts, chain(starts[1:], (stop,)), strict=False)  # without starts, there is still a stop
         return order, filter(None, (self._share_of(range(*batch)) for batch in batches))
@@ -175,6 +175,7 @@ class ShardedBatchSampler(IndexedShare):
         of_first = positions[::num_active_ranks]
         if positions.start == self.num_consumed:
             return of_first
+        # Of weight zero. Its own samples of the step before: those of others may lie in files that it has not opened.
         before = range(positions.start - self.stride + self.rank, positions.start, self.world_size)
         return before[: len(of_first)]
 
@@ -226,14 +227,14 @@ class ShardedBatches(IndexedShare):
 
     def __len__(self) -> int:
         if self.training:
-            return -((self.num_consumed - len(self.sampler)) // self.world_size)
+            return -((self.num_consumed - len(self.sampler)) // self.world_size)  # rounded up: all take the last step
         return len(self._own(len(self.sampler)))
 
     def _own(self, num_batches: int) -> list[int]:
         numbers = list(range(self.num_consumed + self.rank, num_batches, self.world_size))
         tail = (num_batches - self.num_consumed) % self.world_size
         if self.training and 0 < tail <= self.rank:
-            numbers.append(numbers[-1] if numbers else self.num_consumed)
+            numbers.append(numbers[-1] if numbers else self.num_consumed)  # of weight zero
         return numbers
 
 

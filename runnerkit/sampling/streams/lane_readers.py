@@ -75,6 +75,7 @@ class LaneReaders:
             samples = self._drawn(lanes)
         if samples:
             stream = self.stream
+            # A number that no other batch of the epoch has.
             first = self.lanes[lanes[0]].num_samples * stream.lanes * stream.turns + lanes[0]
             seed_collate(stream.collate_fn, seed=stream.seed, epoch=self.start.epoch, position=first)
         return samples, self._opened(lanes)
@@ -198,6 +199,7 @@ class _Lane:
     def _iterate_shard(self, seeders: list[Callable[[int], object]]) -> None:
         for seed in seeders:
             seed(self._seed + SEED_STRIDE * self.first)
+        # A shard that is read again within an epoch shuffles as in a later one.
         index, epoch = int(self._shards[self.number]), self.epoch + self.lap
         shard = self.stream.shards.open(index, epoch=epoch, seed=self.stream.seed)
         self._seekable = shard if can_seek(shard) else None

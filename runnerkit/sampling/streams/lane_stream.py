@@ -110,6 +110,7 @@ class LaneStream(DividedShare, IterableDataset[Any]):
         return {
             "epoch": int(self._epoch[0]),
             "num_consumed": self.num_consumed + num_batches * self.stride,
+            # Of whole batches, the lane of the next one, as the lanes of a turn depend on the number of processes.
             "turn": (self._start.turn + num_steps) % self.turns * (1 if self.batch_size is not None else self.lanes),
             "lanes": self._layout,
             "places": places,
@@ -211,7 +212,7 @@ class LaneStream(DividedShare, IterableDataset[Any]):
         placeholder, number, num_empty = None, 0, 0
         part, sizes_there = self._next(parts, start_sum)
         while max(sizes := sizes_there().tolist()) >= 0:
-            following = self._next(parts, start_sum)
+            following = self._next(parts, start_sum)  # while this step runs, the sizes of the next one are summed
             if max(sizes) == 0:
                 num_empty += 1
             else:
@@ -258,6 +259,7 @@ class LaneStream(DividedShare, IterableDataset[Any]):
         if start.epoch != epoch:
             start = self._beginning(epoch)
         readers = LaneReaders(self, start, in_worker=info is not None)
+        # A DataLoader takes batches from its workers in rotation, so this one makes steps `worker`, + num_workers, ...
         turns = [(start.turn + worker + number * num_workers) % self.turns for number in range(self.turns)]
         own = [
             [turn * self.lanes + column for column in range(self.rank, self.lanes, self.world_size)]
@@ -297,5 +299,6 @@ class LaneStream(DividedShare, IterableDataset[Any]):
         start = self._start.places[lane]
         delay = (lane // self.lanes - self._start.turn) % self.turns  # steps until its turn
         num_samples = start.num_samples + self.samples_per_lane * max(0, -((delay - num_steps) // self.turns))
+        # Workers read ahead of the run: the shard of its next sample is the last one that begins at or before that.
         known = [place for place in self._ahead.get(lane, ()) if place.first <= num_samples]
         return (known[-1] if known else start)._replace(num_samples=num_samples)

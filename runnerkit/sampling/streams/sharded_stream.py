@@ -213,7 +213,7 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
         first, part, size = [], [], 0
         for offset, sample in enumerate(islice(samples, self.stride)):
             size += 1
-            if offset < 2 * self.world_size:
+            if offset < 2 * self.world_size:  # all samples of a last step that fewer ranks share, two each
                 first.append(sample)
             if offset % self.world_size == self.rank:
                 part.append(sample)
