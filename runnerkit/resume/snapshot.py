@@ -194,7 +194,7 @@ class Snapshot:
             # Every rank must enter: rank zero broadcasts the place, and each reads what it needs.
             state = engine.load_shards(state, bring(*engine.broadcast_object((source, shown(source)))))
         # If evaluation uses other weights, the trained ones are stored separately.
-        weights = state.get("trained_model_state_dict", state["model_state_dict"])
+        weights: StateDict = state.get("trained_model_state_dict", state["model_state_dict"])
         run_state.load_model_state(runner, weights, source=source)
         self._restore_optimizers(runner, state)
         for key, criterion in as_dict(runner.criterion).items():

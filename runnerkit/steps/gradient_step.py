@@ -291,8 +291,8 @@ def _checked(weight: Any) -> float | Tensor:
     if isinstance(weight, Tensor):
         if weight.numel() != 1:
             raise ValueError(f"batch_weight must be a number or a tensor of one, got shape {tuple(weight.shape)}")
-        weight = _on_device(weight, weight.device)
-        return weight.reshape(()) if weight.ndim else weight
+        known = _on_device(weight, weight.device)
+        return known.reshape(()) if known.ndim else known
     if isinstance(weight, bool) or not isinstance(weight, Real):
         raise TypeError(f"batch_weight must be a number or a tensor of one, got {type(weight).__name__}")
     number = float(weight)
