@@ -194,8 +194,8 @@ class Snapshot:
             # Every rank must enter: rank zero broadcasts the place, and each reads what it needs.
             state = engine.load_shards(state, bring(*engine.broadcast_object((source, shown(source)))))
         # If evaluation uses other weights, the trained ones are stored separately.
-        weights: StateDict = state.get("trained_model_state_dict", state["model_state_dict"])
-        run_state.load_model_state(runner, weights, source=source)
+        weights = "trained_model_state_dict" if "trained_model_state_dict" in state else "model_state_dict"
+        run_state.load_model_state(runner, state[weights], source=source)
         self._restore_optimizers(runner, state)
         for key, criterion in as_dict(runner.criterion).items():
             if key in state["criterion_state_dict"]:
