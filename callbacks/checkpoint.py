@@ -137,7 +137,7 @@ class CheckpointCallback(ICheckpointCallback):
         self.metric_key = metric_key
         self.minimize = minimize
         self.topk = topk
-        self.mode = mode
+        self.mode: Literal["model", "runner"] = mode
         self.save_last = save_last
         self.save_best = save_best
         self.every_epochs = every_epochs

@@ -32,6 +32,7 @@ class Stateful(Protocol):
 
     def state_dict(self) -> StateDict:
         """Return the state."""
+        ...
 
     def load_state_dict(self, state_dict: StateDict) -> Any:
         """Load a state that :meth:`state_dict` returned."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from runnerkit.callbacks.metrics.parts.batch_keys import Keys, pick
 from runnerkit.callbacks.metrics.parts.batch_mean import BatchMeanCallback
-from runnerkit.callbacks.metrics.parts.metric_state import ForeignMetric, KeyValueMetric, MetricLike, check_reductions
+from runnerkit.callbacks.metrics.parts.metric_state import ForeignMetric, MetricLike, check_reductions
 from runnerkit.callbacks.metrics.parts.object_metric import ObjectMetricCallback
 from runnerkit.metrics.metric import Metric
 from runnerkit.support.arguments import check_keys, check_strings
@@ -53,7 +53,7 @@ class _MetricCallback(ObjectMetricCallback, ABC):
             raise ValueError(f"{type(self).__name__}: pass prefix and suffix to {type(metric).__name__}")
 
     def _adapted(self, metric: Any, metric_key: str | None, prefix: str | None, suffix: str | None) -> ForeignMetric:
-        compute = "compute_key_value" if isinstance(metric, KeyValueMetric) else "compute"
+        compute = "compute_key_value" if hasattr(metric, "compute_key_value") else "compute"
         missing = [name for name in ("update", compute, "reset") if not callable(getattr(metric, name, None))]
         if missing or isinstance(metric, type):
             what = f"the class {metric.__name__}" if isinstance(metric, type) else f"a {type(metric).__name__}"

@@ -60,9 +60,11 @@ class ShardedDataset(Protocol):
     @property
     def num_shards(self) -> int:
         """The number of shards."""
+        ...
 
     def shard(self, num_shards: int, index: int) -> Iterable[Any]:
         """Return a shard."""
+        ...
 
 
 def shards_of(dataset: Any) -> Shards | None:
