@@ -189,7 +189,7 @@ class Callback(ICallback):
 
 def innermost(callback: ICallback) -> ICallback:
     """Return the callback inside of wrappers such as ControlFlowCallback, or `callback` itself."""
-    while isinstance(inner := callback.callback, ICallback):
+    while isinstance(inner := getattr(callback, "callback", None), ICallback):
         callback = inner
     return callback
 

@@ -148,8 +148,8 @@ RUNS = [
     (lambda: run(dl.SWACallback(1, validate=True), model=mlp(batch_norm=True)), ValueError, "only at the end"),
     (lambda: run(dl.EMACallback(), model=mlp().bfloat16()), ValueError, "torch.bfloat16 rounds"),
     (lambda: run(dl.EMACallback(validate=False), best()), ValueError, "never evaluated"),
-    (lambda: run(dl.BatchOverfitCallback(trian=2)), ValueError, r"no loader 'trian'; .* \['train', 'valid'\]"),
-    (lambda: run(dl.PeriodicLoaderCallback("valid", "loss", vaild=2)), ValueError, r"no loader 'vaild'; .* \['train'"),
+    (lambda: run(dl.BatchOverfitCallback(trian=2)), ValueError, r"loader 'trian'; .* \['train', 'valid'\]"),
+    (lambda: run(dl.PeriodicLoaderCallback("valid", "loss", vaild=2)), ValueError, r"loader 'vaild'; .* \['train'"),
     (lambda: run(EVERY_SECOND, keys=["valid"], optimizer=None), ValueError, "no loader runs in epoch 1"),
 ]
 STOP, RUNNER = dl.EarlyStoppingCallback(2, "valid", "score", True), make_runner(epoch_metrics={"valid": {"a": 1}})
