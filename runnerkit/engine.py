@@ -19,7 +19,7 @@ from runnerkit.models.parameters import check_shapes
 from runnerkit.models.regions import Regions, check_classes
 from runnerkit.models.restored import restored
 from runnerkit.precision import FP32, Precision
-from runnerkit.sampling.feed import LoaderOfDevice
+from runnerkit.sampling.feed import for_device
 from runnerkit.sampling.sharding import shard_loader
 from runnerkit.support.arguments import RENAMED, refuse_renamed
 from runnerkit.support.backend_switches import BackendSwitches
@@ -238,7 +238,7 @@ class IEngine(JobProcess, ABC):
         ranks = self.data_parallel
         place: dict[str, Any] = {"rank": ranks.rank, "world_size": ranks.num_processes, "seed": seed}
         share = shard_loader(loader, key=key, training=training, **place)
-        return share.for_device(self.device) if isinstance(share, LoaderOfDevice) else share
+        return for_device(share, self.device)
 
     # A step.
 

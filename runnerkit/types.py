@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,18 +24,6 @@ Criterion: TypeAlias = OneOrMany[Callable[..., Tensor]]
 Optimizers: TypeAlias = OneOrMany[Optimizer]
 Scheduler: TypeAlias = OneOrMany[Any]  # anything with step(), state_dict(), load_state_dict()
 StateDict: TypeAlias = dict[str, Any]
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """An object whose state can be saved and loaded."""
-
-    def state_dict(self) -> StateDict:
-        """Return the state."""
-        ...
-
-    def load_state_dict(self, state_dict: StateDict) -> Any:
-        """Load a state that :meth:`state_dict` returned."""
 
 
 def as_dict(component: OneOrMany[T] | None) -> dict[str, T]:

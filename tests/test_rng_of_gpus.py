@@ -36,7 +36,7 @@ def test_generators_of_the_gpus_that_are_visible_are_restored(monkeypatch, caplo
         point = resume_point.ResumePoint()
         point.found = resume_point.Snapshot(state={}, source="last.pth")
         point.found.rng = saved
-        resume_point.restore_rng(SimpleNamespace(engine=engine, current_run=SimpleNamespace(resume_point=point)))
+        point.restore_rng(SimpleNamespace(engine=engine))
 
     expected = [100 + i if i < num_restored else i for i in range(num_now)]
     assert [int(state) for state in gpus.states.values()] == expected

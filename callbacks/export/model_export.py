@@ -20,7 +20,7 @@ from runnerkit.errors import UnknownKeyError
 from runnerkit.models.tracing import needed, onnx_export, quantize_onnx, save_program
 from runnerkit.storage.remote.urls import local_path
 from runnerkit.support.arguments import check_integers, check_keys, check_names, check_paths, check_strings
-from runnerkit.support.torch_internals import is_sharded
+from runnerkit.support.torch_internals import is_dtensor
 from runnerkit.types import as_dict, each_tensor, like
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class ExportCallback(Callback):
             )
         self._checkpoints = next(iter(best), None)
         module = runner.engine.unwrap(models[self.model_key or ""])
-        if any(map(is_sharded, module.parameters())):
+        if any(map(is_dtensor, module.parameters())):
             raise ValueError(
                 f"{name} cannot copy a sharded model: export it after the run, from runner.load(logdir).model"
             )

@@ -14,7 +14,7 @@ from runnerkit.errors import UnknownKeyError
 from runnerkit.models.magnitude_pruning import PruningFn, new_mask, prunable, pruning_function, sparsity
 from runnerkit.models.parameters import check_shapes
 from runnerkit.support.arguments import check_integers, check_names, check_numbers, check_strings
-from runnerkit.support.torch_internals import is_sharded, multiply_each_
+from runnerkit.support.torch_internals import is_dtensor, multiply_each_
 from runnerkit.types import StateDict, as_dict
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class PruningCallback(Callback):
         module = runner.engine.unwrap(models[self.model_key or ""])
         check_shapes(module, "PruningCallback")
         self._parameters = prunable(module, keys=self.keys_to_prune, layers=self.layers_to_prune)
-        if any(map(is_sharded, self._parameters.values())):
+        if any(map(is_dtensor, self._parameters.values())):
             raise ValueError("PruningCallback cannot prune a sharded model: use DistributedDataParallelEngine")
         self._check_sizes()
         self.masks = {}

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import torch
 
-from runnerkit.sampling.feed import LoaderOfDevice, OuterLoader
+from runnerkit.sampling.feed import OuterLoader, for_device
 from runnerkit.sampling.sharding import Uneven, count_batches, shard_loader, share_of
 from runnerkit.sampling.share import LoaderShare
 from runnerkit.types import Batch
@@ -60,7 +60,8 @@ class LoaderWrapper(OuterLoader, ABC):
 
     def for_device(self, device: torch.device) -> Self:
         """Return a copy for a process that computes on `device`."""
-        return self._around(self.origin.for_device(device)) if isinstance(self.origin, LoaderOfDevice) else self
+        placed = for_device(self.origin, device)
+        return self if placed is self.origin else self._around(placed)
 
     def _around(self, loader: Any) -> Self:
         wrapper = copy.copy(self)

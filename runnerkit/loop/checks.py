@@ -24,6 +24,7 @@ from torch.utils.data import (
 )
 
 from runnerkit.callback import EVENTS, ICallback, ICheckpointCallback, IListener, innermost
+from runnerkit.sampling.feed import dataset_of, samplers_of
 from runnerkit.sampling.sharding import count_batches, share_of
 from runnerkit.types import as_dict
 
@@ -106,7 +107,7 @@ def check_samplers(runner: IRunner, loaders: Mapping[str, Any]) -> None:
         ValueError: with the loader's key and both lengths.
     """
     for key, loader in loaders.items():
-        dataset, sampler = getattr(loader, "dataset", None), _innermost_sampler(loader)
+        dataset, sampler = dataset_of(loader), _innermost_sampler(loader)
         made_for = _length_made_for(sampler)
         if made_for is None or not isinstance(dataset, Sized) or made_for == len(dataset):
             continue
@@ -127,8 +128,8 @@ def check_samplers(runner: IRunner, loaders: Mapping[str, Any]) -> None:
 
 
 def _innermost_sampler(loader: Any) -> Any:
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    sampler = batch_sampler.sampler if isinstance(batch_sampler, BatchSampler) else getattr(loader, "sampler", None)
+    sampler, batch_sampler, inner = samplers_of(loader)
+    sampler = inner if isinstance(batch_sampler, BatchSampler) else sampler
     return getattr(sampler, "sampler", sampler)  # of a DistributedSamplerWrapper
 
 
@@ -248,7 +249,7 @@ def check_order_is_used(runner: IRunner) -> None:
 
 
 def _warn_of_dropped(runner: IRunner, key: str, loader: Any) -> None:
-    share, dataset = share_of(loader), getattr(loader, "dataset", None)
+    share, dataset = share_of(loader), dataset_of(loader)
     if not share.drop_last:
         return
     if runner.engine.is_main_process and (not isinstance(dataset, Sized) or len(dataset) % share.stride):

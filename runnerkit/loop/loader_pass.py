@@ -10,7 +10,7 @@ from runnerkit.loop import batch_size, checks, parameter_checks
 from runnerkit.loop.attributes import LoaderAttributes, ProcessState
 from runnerkit.loop.loader_metrics import check_means, new_means, reduce_metrics
 from runnerkit.metrics.means import LoaderMeans
-from runnerkit.resume import resume_point
+from runnerkit.sampling.feed import num_workers_of
 from runnerkit.sampling.sharding import batches_of, count_batches, gives_new_batches, is_length_sure, start_epoch
 from runnerkit.steps import learning, step_watch
 from runnerkit.steps.budget import is_over, limit_pass
@@ -77,7 +77,7 @@ class Pass(ProcessState):
         current.ends_stage, runner.need_early_stop = runner.need_early_stop, False
         current.means = new_means(runner)
         start_epoch(runner.loader, runner.epoch_step)
-        current.num_skipped = resume_point.setup_position(runner)
+        current.num_skipped = runner.current_run.resume_point.enter_loader(runner)
         if runner.is_train_loader:
             limit_pass(runner)
         num_batches = count_batches(runner.loader)
@@ -95,14 +95,14 @@ class Pass(ProcessState):
         """Yield the loader's batches on the device; an error while one is fetched counts as that batch's."""
         was_ended = runner.need_early_stop and self.num_skipped  # before the run was interrupted
         if was_ended or (runner.is_train_loader and is_over(runner)):
-            resume_point.restore_rng(runner)
+            runner.current_run.resume_point.restore_rng(runner)
             return
         if runner.is_train_loader:
             parameter_checks.check_added(runner)
-        if getattr(runner.loader, "num_workers", 0):
+        if num_workers_of(runner.loader):
             runner.engine.settle()
         iterator = batches_of(runner.loader)
-        resume_point.restore_rng(runner)  # after iter(), which draws the workers' seed
+        runner.current_run.resume_point.restore_rng(runner)  # after iter(), which draws the workers' seed
         try:
             if runner.engine.num_processes > 1:
                 iterator = checks.compare_streams(runner, iterator)
@@ -176,22 +176,22 @@ class Pass(ProcessState):
         if runner.is_train_loader:
             step_watch.end_watch(runner)
             runner.engine.leave_training_loader(runner.loader_batch_step, key=self.key)
-        num_samples = reduce_metrics(runner)
+        run, num_samples = runner.current_run, reduce_metrics(runner)
         checks.check_not_empty(runner, num_samples=num_samples)
         # Until here each process assumed that the others' batches are as large as its own.
         surplus, runner.loader_sample_step = runner.loader_sample_step - num_samples, num_samples
         if runner.is_train_loader:
-            runner.current_run.position.correct_samples(runner, surplus)
+            run.position.correct_samples(runner, surplus)
             check_means(runner)
             learning.check_losses(runner)
-        runner.current_run.stage.listeners.emit("on_loader_end", runner)
+        run.emit("on_loader_end", runner)
         if not runner.is_train_loader:
-            for model in as_dict(runner.current_run.stage.training_model).values():
+            for model in as_dict(run.stage.training_model).values():
                 runner.engine.training_model(model)  # evaluation is over, whatever comes next
         runner.loader_metrics = {name: as_number(name, value) for name, value in runner.loader_metrics.items()}
-        runner.current_run.position.end_loader(runner, self.key)
-        runner.current_run.logs.log_metrics(runner, runner.loader_metrics)
-        runner.current_run.logs.flush(runner)
+        run.position.end_loader(runner, self.key)
+        run.logs.log_metrics(runner, runner.loader_metrics)
+        run.logs.flush(runner)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from runnerkit.logger import Cell, Histogram, PRCurve
+from runnerkit.support.torch_internals import local
 from runnerkit.types import widest_float
 
 if TYPE_CHECKING:
@@ -176,5 +177,5 @@ def _flat(values: Any, name: str) -> Tensor:
     if not isinstance(values, Tensor):
         raise TypeError(f"{name} must be a tensor or a NumPy array, got {type(values).__name__}")
     # A DTensor's operations may wait for all ranks, and only those with loggers are here.
-    local: Tensor = values.to_local() if hasattr(values, "to_local") else values  # pyright: ignore[reportAttributeAccessIssue]
-    return local.detach().reshape(-1)
+    own: Tensor = local(values)
+    return own.detach().reshape(-1)

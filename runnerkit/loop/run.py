@@ -15,7 +15,6 @@ from runnerkit.loop.position import Position
 from runnerkit.loop.run_logs import RunLogs
 from runnerkit.loop.stage import Stage
 from runnerkit.passes.required_metrics import check_required_metrics
-from runnerkit.resume import resume_point
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.seeding.generators import keep_rng
 from runnerkit.steps.budget import is_evaluated_next, is_over
@@ -77,22 +76,22 @@ class Run(ProcessState):
         if not self.stage.open(runner, key):
             return  # the run resumes in a later stage
         self.emit("on_stage_start", runner)
-        resume_point.restore(runner)
+        self.resume_point.restore(runner)
         check_required_metrics(runner)
         self._open_loggers(runner)
-        while resume_point.is_epoch_left(runner) and not runner.need_early_stop:
+        while self.resume_point.is_epoch_left(runner) and not runner.need_early_stop:
             self._run_epoch(runner)
         self.stage.evaluation_weights.end()
         self.emit("on_stage_end", runner)
 
     def _run_epoch(self, runner: IRunner) -> None:
-        if not resume_point.is_within_epoch(runner):
+        if not self.resume_point.is_within_epoch:
             self.position.start_epoch(runner)
         self.stage.enter_training()
         self.emit("on_epoch_start", runner)
-        for key in resume_point.loaders_left(runner):
+        for key in self.resume_point.loaders_left(runner):
             is_done = is_over(runner) if is_training(runner, key) else self.position.is_validated(runner)
-            if not is_done or resume_point.is_within_epoch(runner):
+            if not is_done or self.resume_point.is_within_epoch:
                 self._run_pass(runner, key)
         self.position.end_epoch(runner)
         self.emit("on_epoch_end", runner)
@@ -163,9 +162,9 @@ class Run(ProcessState):
             return
         self.logs.is_open = True
         if runner.engine.is_main_process:
-            resume_point.leave_branch(runner)
+            self.resume_point.leave_branch(runner)
             loggers = dict(self.hooks_of(runner).get_loggers())
-            self.logs.open(runner, loggers, resumed_at=resume_point.logged_step(runner))
+            self.logs.open(runner, loggers, resumed_at=self.resume_point.logged_step(runner))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a run for a copy of the runner: with the same model, listeners to be bound to the copy, and no logs.

@@ -16,7 +16,6 @@ from runnerkit.loop.listeners import Listeners, active
 from runnerkit.loop.loader_pass import is_training
 from runnerkit.models.evaluation_weights import EvaluationWeights
 from runnerkit.models.modes import TrainingModes
-from runnerkit.resume import resume_point
 from runnerkit.seeding.generators import derive_seed, set_global_seed
 from runnerkit.steps import step_watch
 from runnerkit.steps.budget import Budget, accumulation_of, budget_of, count_steps, paces_of
@@ -95,7 +94,7 @@ class Stage(ProcessState):
         checks.check_callbacks(runner.callbacks, runner.loaders)
         self._recount_steps(runner)
         run.logs.claim(runner, map(innermost, runner.callbacks.values()))  # before anything in the logdir is read
-        if not resume_point.find(runner, key):
+        if not run.resume_point.find(runner, key):
             return False
         # All ranks made the same components. From now on their random numbers (dropout, augmentation) differ.
         if rank := runner.engine.data_parallel.rank:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from runnerkit.engine import IEngine
-from runnerkit.support.torch_internals import is_sharded
+from runnerkit.support.torch_internals import is_dtensor
 from runnerkit.types import Model, as_dict, like
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class _EngineInUse:
         return nullcontext()
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
-        is_prepared = any(map(is_sharded, model.parameters())) or any(model is each for each in self._models)
+        is_prepared = any(map(is_dtensor, model.parameters())) or any(model is each for each in self._models)
         return model if is_prepared else IEngine.prepare_model(self._engine, model)
 
     def prepare(

@@ -11,7 +11,6 @@ import torch
 
 from runnerkit.errors import UnknownKeyError
 from runnerkit.loop.loader_pass import Pass, aside
-from runnerkit.resume import resume_point
 from runnerkit.seeding.generators import keep_rng
 
 if TYPE_CHECKING:
@@ -26,7 +25,8 @@ def check_required_metrics(runner: IRunner) -> None:
     Raises:
         KeyError: with the names of the metrics that exist.
     """
-    if resume_point.is_within_epoch(runner) or not resume_point.is_epoch_left(runner):
+    point = runner.current_run.resume_point
+    if point.is_within_epoch or not point.is_epoch_left(runner):
         return
     provided = {metric for callback in runner.callbacks.values() for metric in callback.provides}
     for callback in runner.callbacks.values():

@@ -15,6 +15,7 @@ from runnerkit.checkpoints.trainable import completed, frozen_parameters, hash_o
 from runnerkit.checkpoints.weights import read_weights, weights_in
 from runnerkit.resume import compatibility
 from runnerkit.support import device_move
+from runnerkit.support.torch_internals import is_dtensor
 from runnerkit.types import StateDict, as_dict
 
 if TYPE_CHECKING:
@@ -103,9 +104,8 @@ def modules_of(runner: IRunner) -> dict[str, nn.Module]:
 def models_of(runner: IRunner) -> dict[str, nn.Module]:
     """Return the models in training by key, as the engine prepared them if a stage is under way."""
     # Otherwise the engine cannot find the shards of each rank.
-    return as_dict(
-        runner.current_run.stage.training_model if runner.current_run.stage.training_model is not None else runner.model
-    )
+    prepared = runner.current_run.stage.training_model
+    return as_dict(prepared if prepared is not None else runner.model)
 
 
 def load_weights_from(runner: IRunner, path: Path) -> None:
@@ -135,7 +135,7 @@ def load_model_state(runner: IRunner, state: StateDict, *, source: str) -> None:
     compatibility.check_model_keys(by_key, models, source)
     for key, model in models.items():
         module = runner.engine.unwrap(model)
-        has_shards = any(hasattr(each, "placements") for each in by_key[key].values())
+        has_shards = any(map(is_dtensor, by_key[key].values()))
         own = runner.engine.model_state_dict(model, whole=False) if has_shards else module.state_dict()
         whole = completed(module, by_key[key], without_compiled(own), source=source)
         named = with_tied(module, under_names_of(module, whole))

@@ -12,7 +12,7 @@ from runnerkit.callback import ICallback, innermost, optimizer_callbacks
 from runnerkit.checkpoints.plain_state import copied
 from runnerkit.resume.run_state import weights_to_save
 from runnerkit.support import device_move
-from runnerkit.support.torch_internals import local
+from runnerkit.support.torch_internals import is_dtensor, local
 from runnerkit.types import StateDict
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def have_changed(runner: IRunner, scored: StateDict | None) -> bool:
 
 def _copied(runner: IRunner) -> StateDict | None:
     weights = weights_to_save(runner, whole=False)
-    if any(hasattr(each, "placements") for each in _tensors(weights)):
+    if any(map(is_dtensor, _tensors(weights))):
         shards: StateDict = device_move.copied(weights)
         return shards
     return copied(weights) if runner.engine.is_main_process else None

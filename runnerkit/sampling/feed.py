@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -23,14 +23,6 @@ class OuterLoader:
     origin: Any
 
 
-@runtime_checkable
-class LoaderOfDevice(Protocol):
-    """A loader that yields batches for one device."""
-
-    def for_device(self, device: torch.device) -> Any:
-        """Return a copy for a process that computes on `device`."""
-
-
 def with_feed(shard: DataLoader[Any], share: LoaderShare, **replaced: Any) -> DataLoader[Any]:
     """Give `shard`, which shows the user's data set, the loader that its batches really come from."""
     # DataLoader cannot be changed after __init__, and calling __init__ again would lose what a subclass or the
@@ -47,6 +39,12 @@ def with_feed(shard: DataLoader[Any], share: LoaderShare, **replaced: Any) -> Da
 def feed_of(loader: Any) -> Any:
     """Return the loader that yields the batches of one from :func:`shard_loader`; any other loader unchanged."""
     return getattr(loader, "_feed", loader)
+
+
+def for_device(loader: Any, device: torch.device) -> Any:
+    """Return a loader for a process that computes on `device`: a copy if the loader has ``for_device``, else itself."""
+    place = getattr(loader, "for_device", None)
+    return place(device) if callable(place) else loader
 
 
 def num_workers_of(loader: Any) -> int:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from inspect import signature
 from types import NoneType
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.utils.data import (
@@ -33,22 +33,6 @@ logger = logging.getLogger(__name__)
 Uneven: TypeAlias = Literal["drop", "pad"]  # an argument of 0.1, without effect
 
 _WHOLE = WholeLoader()
-
-
-@runtime_checkable
-class OrdersLanes(Protocol):
-    """A data set with an order of its own, such as ``ShardedFiles``."""
-
-    def lane_order(self, *, stride: int, seed: int) -> Any:
-        """Return the order."""
-
-
-@runtime_checkable
-class ChecksShare(Protocol):
-    """A data set that accepts some samplers and steps only, such as ``SequenceRows``."""
-
-    def check_share(self, sampler: Any, stride: int) -> None:
-        """Raise a ValueError if `sampler` does not fit, or a global batch of `stride` samples."""
 
 
 def shard_loader(
@@ -129,7 +113,7 @@ def shard_loader(
                 "IterableDataset"
             )
         return loader
-    share_samples = _share_files if isinstance(loader.dataset, OrdersLanes) else _share_indices
+    share_samples = _share_files if hasattr(loader.dataset, "lane_order") else _share_indices
     return share_samples(loader, key=key, training=training, **place)
 
 
@@ -167,9 +151,10 @@ def _share_indices(loader: DataLoader[Any], *, key: str, training: bool, **place
         share = ShardedBatchSampler(
             sampler, batch_size=batches.batch_size, drop_last=batches.drop_last, training=training, **place
         )
-        if isinstance(loader.dataset, ChecksShare):
+        check_share = getattr(loader.dataset, "check_share", None)
+        if check_share is not None:
             try:
-                loader.dataset.check_share(sampler, share.stride)
+                check_share(sampler, share.stride)
             except ValueError as error:
                 raise ValueError(f"loader {key!r}: {error}") from error
             share.needs_whole_steps = True
@@ -184,7 +169,7 @@ def _share_files(loader: DataLoader[Any], *, key: str, training: bool, **place: 
     from runnerkit.sampling.indexed.lane_order import LaneBatches, LaneBatchSampler  # late, as few runs need it
 
     batches: Any = loader.batch_sampler
-    sampler = loader.sampler if batches is None else samplers_of(loader)[2]
+    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
     if type(sampler) is not SequentialSampler or type(batches) not in (BatchSampler, NoneType):
         raise TypeError(
             f"loader {key!r}: {type(loader.dataset).__name__} has its own order; a {_sampler_name(loader)} would open "

@@ -61,20 +61,19 @@ def watch_of_stage(runner: IRunner) -> StepWatch | None:
 
 def start_watch(runner: IRunner) -> None:
     """Start to watch in the first complete training loader of the stage, not in the rest of an interrupted one."""
-    if runner.current_run.stage.step_watch is not None and not runner.loader_pass.num_skipped:
-        runner.current_run.stage.step_watch.open()
-        runner.current_run.stage.listeners["on_step_end"] += (_close_after_step,)
+    stage = runner.current_run.stage
+    if stage.step_watch is not None and not runner.loader_pass.num_skipped:
+        stage.step_watch.open()
+        stage.listeners["on_step_end"] += (_close_after_step,)
 
 
 def _close_after_step(runner: IRunner) -> None:
     """Remove the hook after the first step, on ``on_step_end``: torch cannot remove a hook while it runs."""
-    watch = runner.current_run.stage.step_watch
-    if watch is None or watch.has_stepped:
+    stage = runner.current_run.stage
+    if stage.step_watch is None or stage.step_watch.has_stepped:
         close(runner)
-        others = tuple(
-            each for each in runner.current_run.stage.listeners["on_step_end"] if each is not _close_after_step
-        )
-        runner.current_run.stage.listeners["on_step_end"] = others
+        others = (each for each in stage.listeners["on_step_end"] if each is not _close_after_step)
+        stage.listeners["on_step_end"] = tuple(others)
 
 
 def end_watch(runner: IRunner) -> None:
@@ -111,6 +110,7 @@ def _may_have_skipped(runner: IRunner) -> bool:
 
 def close(runner: IRunner) -> None:
     """Stop watching, even after an error."""
-    if runner.current_run.stage.step_watch is not None:
-        runner.current_run.stage.step_watch.close()
-        runner.current_run.stage.step_watch = None
+    stage = runner.current_run.stage
+    if stage.step_watch is not None:
+        stage.step_watch.close()
+        stage.step_watch = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,9 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 DispatchMode = TorchDispatchMode  # base class of objects that see each operation in their body
 BatchNorm = _BatchNorm  # base class of batch norms of any dimension, SyncBatchNorm included
@@ -131,7 +134,7 @@ def local(tensor: Any) -> Any:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def is_sharded(tensor: Tensor) -> bool:
+def is_dtensor(tensor: Any) -> TypeGuard[DTensor]:
     """Return whether a tensor is a DTensor; its class need not be imported for that."""
     return hasattr(tensor, "full_tensor")
 

@@ -2,6 +2,7 @@
 
 import weakref
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from runnerkit import dl
 from runnerkit.data import BatchLimitLoaderWrapper, BatchPrefetchLoaderWrapper, TensorLoader
+from runnerkit.sampling.feed import for_device
 from runnerkit.sampling.sharding import batches_of, share_of
+from runnerkit.sampling.streams.shards import can_seek, shards_of
 from tests import tiny
 from tests.data.places import flat, share, shares
 from tests.interrupt import Interrupt
@@ -399,3 +402,27 @@ def test_the_engine_turns_pinned_memory_on():
     assert prepared.origin.pin_memory and not plain.pin_memory
     assert prepared.device == engine.device
     assert sorted(flat(batches(prepared))) == list(range(8))
+
+
+class Forwards(IterableDataset):
+    """A user's wrapper, which forwards the attributes that it lacks."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.__dict__["inner"], name)
+
+    def __iter__(self):
+        return iter(self.inner)
+
+
+def test_members_that_a_wrapper_forwards_count():
+    """A runtime-checkable Protocol would not see them: from Python 3.12 on, it asks no `__getattr__`."""
+    stream = SimpleNamespace(num_shards=4, shard=lambda num_shards, index: range(index))
+    stateful = SimpleNamespace(state_dict=dict, load_state_dict=print)
+    placed = SimpleNamespace(for_device=lambda device: device)
+
+    assert shards_of(Forwards(stream)).num_shards == 4
+    assert can_seek(Forwards(stateful)) and not can_seek(Forwards(placed))
+    assert for_device(Forwards(placed), torch.device("cpu")) == torch.device("cpu")

@@ -31,6 +31,10 @@ def offline(monkeypatch, tmp_path):
     monkeypatch.setenv("COMET_AUTO_LOG_OUTPUT_LOGGER", "")
     monkeypatch.setenv("COMET_LOGGING_CONSOLE", "ERROR")
     monkeypatch.setenv("COMET_URL_OVERRIDE", "http://127.0.0.1:9/clientlib/")  # no server listens there
+    with monkeypatch.context() as importing:  # which test is the first to import it depends on the order of the tests
+        importing.setattr(sys, "excepthook", sys.excepthook)  # Comet sets its own
+        importing.setenv("COMET_DISABLE_AUTO_LOGGING", "1")
+        import comet_ml  # noqa: F401
     hook, finders, threads = sys.excepthook, list(sys.meta_path), set(threading.enumerate())
     yield
     assert sys.excepthook is hook

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from runnerkit.support.torch_internals import COMPILED, is_sharded
+from runnerkit.support.torch_internals import COMPILED, is_dtensor
 from runnerkit.types import OneOrMany, as_dict
 
 Hashes = dict[str, str]
@@ -21,7 +21,7 @@ def tensors_of(model: OneOrMany[nn.Module], *, with_buffers: bool) -> dict[str, 
         named = [*module.named_parameters(), *(module.named_buffers() if with_buffers else ())]
         for name, tensor in named:
             name = name.removeprefix(f"{COMPILED}.").removeprefix("module.")  # added by torch.compile and DDP
-            if not is_sharded(tensor):
+            if not is_dtensor(tensor):
                 found[f"{key}.{name}" if key else name] = tensor.detach()
     return found
 

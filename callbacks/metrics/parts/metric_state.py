@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,14 +29,6 @@ class MetricLike(Protocol):
         """Forget all batches."""
 
 
-@runtime_checkable
-class KeyValueMetric(Protocol):
-    """A metric whose values have names, which are known once it has values."""
-
-    def compute_key_value(self) -> Any:
-        """Return the values by name."""
-
-
 class ForeignMetric(Metric):
     """The adapter from other libraries' metric objects to :class:`~runnerkit.metrics.Metric`.
 
@@ -56,7 +48,7 @@ class ForeignMetric(Metric):
         self.name, self.group = name, f"{name}/" if is_given else ""
         self._device = torch.device("cpu")
         names = list(metric.keys()) if isinstance(metric, nn.ModuleDict) else None
-        are_known = not isinstance(metric, KeyValueMetric)
+        are_known = not hasattr(metric, "compute_key_value")  # whose names are known once it has values
         values = self._scalars(0.0 if names is None else dict.fromkeys(names, 0.0)) if are_known else {}
         super().__init__(values, prefix=prefix, suffix=suffix)
 
@@ -125,8 +117,8 @@ class ForeignMetric(Metric):
         self._is_empty, self._inherited = False, []
 
     def _values(self) -> Sums:
-        metric = self.metric
-        return self._scalars(metric.compute_key_value() if isinstance(metric, KeyValueMetric) else metric.compute())
+        key_value = getattr(self.metric, "compute_key_value", None)
+        return self._scalars(self.metric.compute() if key_value is None else key_value())
 
     def state_dict(self) -> StateDict:
         """Copy the states to the CPU.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runnerkit.support.torch_internals import is_sharded, local
+from runnerkit.support.torch_internals import is_dtensor, local
 from runnerkit.types import StateDict
 
 # (averages, weights, number of averaged weights): updates the averages in place.
@@ -33,7 +33,7 @@ class AveragedWeights:
     def __init__(self, module: nn.Module, *, own: nn.Module, average: AverageFn, use_buffers: bool) -> None:
         self.module = module
         self.num_averaged = 0
-        self.is_sharded = any(map(is_sharded, module.parameters()))
+        self.is_sharded = any(map(is_dtensor, module.parameters()))
         self._average = average
         self._use_buffers = use_buffers
         self._averaged = _sharded_copy(own, like=module) if self.is_sharded else deepcopy(module)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runnerkit.steps.sparse_gradients import values_of, with_dense_gradients
 from runnerkit.support.arguments import check_mappings
+from runnerkit.support.torch_internals import is_dtensor
 
 ClipFn = Callable[..., Any] | str | None
 
@@ -53,4 +54,4 @@ def gradient_norm(parameters: list[Tensor]) -> Tensor:
 
 def full_norm(norm: Tensor) -> Tensor:
     """Return a norm as a plain tensor; a DTensor is sharded, so every rank must call this."""
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # pyright: ignore[reportAttributeAccessIssue]
+    return norm.full_tensor() if is_dtensor(norm) else norm

@@ -11,14 +11,13 @@ import random
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset
 
 from runnerkit.sampling.epochs import set_epoch
 from runnerkit.sampling.seeded_dataset import draws_nothing
 from runnerkit.seeding.generators import derive_seed
-from runnerkit.types import Stateful
 
 _SHARD_STAGES = ("single_node_only", "split_by_node", "split_by_worker", "non_empty", "_shuffle", "detshuffle")
 _WAIT_S = 0.1
@@ -53,20 +52,6 @@ class Shards(Protocol):
         ...
 
 
-@runtime_checkable
-class ShardedDataset(Protocol):
-    """A stream that consists of shards, as ``datasets.IterableDataset`` does."""
-
-    @property
-    def num_shards(self) -> int:
-        """The number of shards."""
-        ...
-
-    def shard(self, num_shards: int, index: int) -> Iterable[Any]:
-        """Return a shard."""
-        ...
-
-
 def shards_of(dataset: Any) -> Shards | None:
     """Return the shards of a stream; None if it cannot be divided.
 
@@ -78,7 +63,7 @@ def shards_of(dataset: Any) -> Shards | None:
         return _WebDatasetShards(dataset) if _WebDatasetShards.can_divide(dataset) else None
     if whole_operations(dataset):
         return None
-    if isinstance(dataset, ShardedDataset):
+    if hasattr(dataset, "num_shards") and callable(getattr(dataset, "shard", None)):
         return _DatasetShards(dataset)
     return None
 
@@ -102,10 +87,9 @@ def shuffles_unseeded(dataset: Any) -> bool:
 
 def _parts(dataset: Any) -> list[Any]:
     """Return the links of a Hugging Face data set's chain of operations; an empty list for any other data set."""
-    parts = [_attribute(dataset, "_ex_iterable")] if type(dataset).__module__.startswith("datasets.") else []
+    parts = [getattr(dataset, "_ex_iterable", None)] if type(dataset).__module__.startswith("datasets.") else []
     for part in parts:  # grows in the loop
-        inner = (_attribute(part, "ex_iterable"), *(_attribute(part, "ex_iterables") or ()))
-        parts += [each for each in inner if each]
+        parts += [each for each in (getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())) if each]
     return parts
 
 
@@ -118,7 +102,8 @@ def _attribute(value: Any, *names: str) -> Any:
 
 def can_seek(shard: Any) -> bool:
     """Return whether a shard has a state to continue from; a shuffle buffer of Hugging Face's is lost in it."""
-    return isinstance(shard, Stateful) and not any(hasattr(part, "buffer_size") for part in _parts(shard))
+    has_state = callable(getattr(shard, "state_dict", None)) and callable(getattr(shard, "load_state_dict", None))
+    return has_state and not any(hasattr(part, "buffer_size") for part in _parts(shard))
 
 
 def is_webdataset(dataset: Any) -> bool:
@@ -152,7 +137,7 @@ class _DatasetShards:
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         self.num_shards = int(dataset.num_shards)
-        self.lanes = _attribute(dataset, "lanes")
+        self.lanes = getattr(dataset, "lanes", None)
         self.draws_nothing = draws_nothing(dataset)
 
     def open(self, index: int, *, epoch: int, seed: int) -> Iterable[Any]:
@@ -183,7 +168,7 @@ class _WebDatasetShards:
         self.dataset = dataset
         self.urls, (_, self.stages) = dataset.pipeline[0].urls, _split(dataset)
         self.num_shards = len(self.urls)
-        self.lanes = _attribute(dataset, "lanes")
+        self.lanes = getattr(dataset, "lanes", None)
         self.draws_nothing = draws_nothing(dataset)
         if any(_name(stage) == "_batched" and stage.kw.get("partial") is False for stage in self.stages):
             raise ValueError(
