@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Self
@@ -112,6 +113,7 @@ class _Continued(LoaderShare):
         self._epoch = 1
         self._pass = 0  # in another stage, the first one has another number
         self._num_in_pass = 0  # batches of this pass before this epoch, since its iterator was made
+        self._num_needed = 0  # in this epoch and later ones; 0 if unknown
         self._batches: Iterator[Batch] | None = None
 
     @property
@@ -120,7 +122,7 @@ class _Continued(LoaderShare):
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch where the one before ended."""
-        self.num_before = self.num_consumed = 0
+        self.num_before = self.num_consumed = self._num_needed = 0
         self._epoch = epoch
 
     def position_after(self, num_batches: int) -> PassPosition:
@@ -137,6 +139,18 @@ class _Continued(LoaderShare):
 
     def sizes_of(self, number: int) -> Sequence[int | None] | None:
         return self.share.sizes_of(self._num_in_pass + number)
+
+    @property
+    def full_size(self) -> int | None:
+        return self.share.full_size
+
+    def need(self, num_batches: int) -> None:
+        self._num_needed = num_batches
+
+    def end_after(self, num_samples: int) -> None:
+        """List no more of a long order than the stage needs; batches are not cut."""
+        num_batches = math.ceil(num_samples / self.stride)
+        self._num_needed = min(self._num_needed or num_batches, num_batches)
 
     def first_uneven(self) -> int:
         return max(0, self.share.first_uneven() - self._num_in_pass - self._num_yielded)
@@ -180,7 +194,7 @@ class _Continued(LoaderShare):
                 self._start_pass()
             else:  # a resumed pass: without the interruption, no seed for workers would have been drawn here
                 with keep_cpu_rng():
-                    self._batches = batches_of(self.loader)
+                    self._batches = self._batches_of_pass()
         return self._rest_of_epoch()
 
     def close(self) -> None:
@@ -202,4 +216,10 @@ class _Continued(LoaderShare):
         self._pass = self._pass + 1 if self._pass else self._epoch
         self._num_in_pass = -self._num_yielded
         start_epoch(self.loader, self._pass)
-        self._batches = batches_of(self.loader)
+        self._batches = self._batches_of_pass()
+
+    def _batches_of_pass(self) -> Iterator[Batch]:
+        if self._num_needed:
+            # Passes that ended within this epoch may have had a short last batch each.
+            self.share.need(max(0, self._num_needed - self._num_yielded) + self.epoch_steps)
+        return batches_of(self.loader)

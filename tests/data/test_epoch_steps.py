@@ -1,5 +1,7 @@
 """Epochs of a given number of batches continue where the previous one ended, also in a resumed run."""
 
+from itertools import count
+
 import numpy as np
 import pytest
 import torch
@@ -47,13 +49,13 @@ class Samples:
 
 
 class Endless(IterableDataset):
-    """Cannot be divided, and never ends."""
+    """Cannot be divided, and never ends, unless it is given a `stop`."""
+
+    def __init__(self, stop=None):
+        self.stop = stop
 
     def __iter__(self):
-        number = 0
-        while True:
-            yield labelled(number)
-            number += 1
+        yield from map(labelled, count() if self.stop is None else range(self.stop))
 
 
 SOURCES = {
@@ -144,6 +146,18 @@ def test_each_epoch_may_restart():
         start_epoch(cut, epoch)
         expected = list(batches_of(whole))[:3]
         assert all(torch.equal(*each) for each in zip(cut, expected, strict=True))
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_short_batches_count_their_own_samples(accumulation_steps):
+    """A stream of three samples gives batches of three, so that 14 samples are five batches of one epoch."""
+    stream = DataLoader(Endless(stop=3), batch_size=8, collate_fn=collate)
+    options = {"accumulation_steps": accumulation_steps, "epoch_steps": 7, "num_samples": 14, "num_epochs": None}
+
+    runner = tiny.train(mlp(), loaders={"train": stream}, **options)
+
+    num_batches = {1: 5, 2: 6}[accumulation_steps]
+    assert (runner.epoch_step, runner.batch_step, runner.sample_step) == (1, num_batches, 3 * num_batches)
 
 
 @pytest.mark.parametrize(
