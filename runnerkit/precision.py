@@ -227,9 +227,11 @@ class AMP(Precision):
         kept = [(each, each.grad) for each in parameters if id(each) in self._unscaled_parameters]
         for each, gradient in kept:
             each.grad = gradient * 0  # not finite if the gradient is not: then this optimizer skips its step, too
-        yield
-        for each, gradient in kept:
-            each.grad = gradient
+        try:
+            yield
+        finally:
+            for each, gradient in kept:
+                each.grad = gradient
         self._unscaled_parameters.update(map(id, parameters))
 
     def step(self, optimizer: Optimizer) -> bool:

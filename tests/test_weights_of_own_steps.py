@@ -1,4 +1,4 @@
-"""Weights of losses that the user's code backpropagates by ``engine.backward``, against hand-written loops in float64."""
+"""Weights of losses that users pass to ``engine.backward``, against hand-written loops in float64."""
 
 from functools import partial
 

@@ -15,8 +15,8 @@ from runnerkit.callback import CallbackOrder, IBackwardCallback, IOptimizerCallb
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, make_clip
 from runnerkit.errors import UnknownKeyError
 from runnerkit.steps.gradient_step import WeightUnits, gradients_of
-from runnerkit.steps.sum_of_shares import SumOfShares
 from runnerkit.steps.learning_rates import rates_of
+from runnerkit.steps.sum_of_shares import SumOfShares
 from runnerkit.support.arguments import check_integers, check_numbers, check_strings
 from runnerkit.support.torch_internals import divide_each_, local
 from runnerkit.types import StateDict, as_dict

@@ -13,8 +13,8 @@ gradients are divided once: sum_b(mean_r(factor * share * g)) / divisor.
   share = mean_r(n[b, r]) / unit, divisor = sum_b(share). Nothing is communicated.
 - Weights that the others do not know (streams, `batch_weight`): factor = 1, share = w[b, r] / unit,
   divisor = mean_r(sum_b(share)), by one asynchronous sum that runs beside the backward pass.
-- Without an OptimizerCallback or `learn`, which divide the gradients, the loss itself is divided by mean_r(share), which
-  is waited for before the backward pass. Then each batch counts as 1.
+- Without an OptimizerCallback or `learn`, which divide the gradients, the loss itself is divided by mean_r(share), for
+  which the backward pass waits. Then each batch counts as 1.
 - Losses that are sums: factor = R, which undoes the average; share = divisor = 1.
 - A process without samples in a step takes part in its collectives: factor = 0, or w = 0.
 
@@ -32,7 +32,6 @@ from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
@@ -179,7 +178,7 @@ class GradientStep(ProcessState):
 
         Called from batch `first_uneven` on. Return the samples of all ranks; None if they are unknown.
         """
-        engine, ranks, share = runner.engine, runner.engine.data_parallel, share_of(runner.loader)
+        ranks, share = runner.engine.data_parallel, share_of(runner.loader)
         sizes: Any = share.sizes_of(number) if share.knows_sizes else [None] * ranks.num_processes
         own = None if sizes is None else sizes[ranks.rank]
         self.sizes = sizes
