@@ -301,11 +301,14 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
 
     def step(self, optimizer: Optimizer) -> bool:
         for sharded in self._sharded.values():
-            sharded.free_kept()
+            sharded.free_kept(optimizer, self._moved_optimizers)
         if self._first_step is not None:
             named = chain.from_iterable(each.module.named_parameters() for each in self._sharded.values())
             self._first_step.check_gradients(optimizer, named)
-        return super().step(optimizer)
+        has_stepped = super().step(optimizer)
+        for sharded in self._sharded.values() if len(self._moved_optimizers) > 1 else ():
+            sharded.note_changes()
+        return has_stepped
 
     def backward(self, loss: torch.Tensor, optimizer: Optimizer | None = None) -> None:
         if self._first_step is not None:
@@ -345,14 +348,11 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         super().zero_grad(optimizer)
-        mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for sharded in self._sharded.values():
-            if sharded.has_held_gradients and any(id(shard) in mine for _, shard in sharded.pairs):
-                sharded.drop_held_gradients()
+            sharded.drop_held_gradients(optimizer)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
-        sharded = self._of(model)
-        return nullcontext() if sharded is None else sharded.holding_gradients()
+        return nullcontext() if (sharded := self._of(model)) is None else sharded.holding_gradients()
 
     # State.
 

@@ -67,8 +67,8 @@ class IEngine(JobProcess, ABC):
         sharded_checkpoints: True if each process saves its own shard with :meth:`save_shards`.
         never_whole: True if no process ever holds all weights: each loads its own shard, and in an evaluation all take
             as many batches.
-        loss_factor: what :meth:`backward` multiplies a loss by, as the mean over processes weights all equally: the
-            share of this process in the samples of the step, times the number of processes. None is 1.
+        weigh_loss: returns what :meth:`backward` backpropagates in place of a loss and an optimizer, as the mean over
+            processes weights all equally; set by a pass over a training loader whose weights may differ.
     """
 
     is_ddp: bool = False
@@ -97,7 +97,7 @@ class IEngine(JobProcess, ABC):
             )  # fmt: skip
         self.device = torch.device("cpu")
         self.in_use = False
-        self.loss_factor: float | None = None
+        self.weigh_loss: Callable[[Tensor, Optimizer | None], Tensor] | None = None
         self._compiled: dict[int, nn.Module] = {}
 
     def _regions(self, options: EngineOptions) -> Regions:
@@ -139,6 +139,7 @@ class IEngine(JobProcess, ABC):
 
     def cleanup(self) -> None:
         """Leave the process group and restore torch's switches and the optimizers; safe to call twice."""
+        self.weigh_loss = None  # an exception may have left one
         self.regions.leave()
         self.precision.cleanup()
         self.switches.restore()
@@ -265,13 +266,14 @@ class IEngine(JobProcess, ABC):
         return self.precision.autocast()
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
-        """Accumulate gradients of `loss`, a () tensor, and average them over processes, weighted by `loss_factor`.
+        """Accumulate gradients of `loss`, a () tensor, and average them over processes, weighted by `weigh_loss`.
 
         Args:
-            optimizer: the one that will step on them; needed only by Apex with several optimizers.
+            optimizer: the one that will step on them; needed by Apex with several optimizers, and for one that steps
+                beside OptimizerCallbacks.
         """
-        if self.loss_factor is not None:
-            loss = loss * self.loss_factor
+        if self.weigh_loss is not None:
+            loss = self.weigh_loss(loss, optimizer)
         self.precision.backward(loss, optimizer)
 
     def zero_grad(self, optimizer: Optimizer) -> None:

@@ -6,8 +6,8 @@ An engine *has* a precision object, so that combining engines and precisions doe
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -136,11 +136,13 @@ class AMP(Precision):
         self._update_is_due = False
         self._holds_scaled_gradients = self._is_stepping = False
         self._watched: list[Optimizer] = []
+        self._unscaled_parameters: set[int] = set()  # ids of those whose gradients are unscaled, of several optimizers
         self._versions: list[int] | None = None  # of their weights, at a backward pass in `handle_batch`
         self._undo = ExitStack()  # undoes the changes of :meth:`watch` to optimizers
 
     def setup(self, device: torch.device) -> None:
         self._unscaled.clear()
+        self._unscaled_parameters.clear()
         self._update_is_due = self._holds_scaled_gradients = False
         self._versions = None
         self._device_type = device.type
@@ -161,6 +163,7 @@ class AMP(Precision):
                 self._update_is_due = True
         if self._versions is not None:
             self._refuse_scaled_climb()
+        self._unscaled_parameters.clear()
         self._update_scale()
         self._holds_scaled_gradients = self._scaler is not None
         scaled = loss if self._scaler is None else self._scaler.scale(loss)
@@ -211,14 +214,32 @@ class AMP(Precision):
 
     def unscale(self, optimizer: Optimizer) -> None:
         self._versions = None
-        if self._scaler is not None and id(optimizer) not in self._unscaled:
+        if self._scaler is None or id(optimizer) in self._unscaled:
+            return
+        with self._without_unscaled(optimizer) if len(self._watched) > 1 else nullcontext():
             self._scaler.unscale_(optimizer)
-            self._unscaled[id(optimizer)] = optimizer
+        self._unscaled[id(optimizer)] = optimizer
+
+    @contextmanager
+    def _without_unscaled(self, optimizer: Optimizer) -> Iterator[None]:
+        """Let the scaler see zeros, or NaN, in place of the gradients that it unscaled for another optimizer."""
+        parameters = [each for each in self.parameters(optimizer) if each.grad is not None]
+        kept = [(each, each.grad) for each in parameters if id(each) in self._unscaled_parameters]
+        for each, gradient in kept:
+            each.grad = gradient * 0  # not finite if the gradient is not: then this optimizer skips its step, too
+        try:
+            yield
+        finally:
+            for each, gradient in kept:
+                each.grad = gradient
+        self._unscaled_parameters.update(map(id, parameters))
 
     def step(self, optimizer: Optimizer) -> bool:
         if self._scaler is None:
             optimizer.step()
             return True
+        if len(self._watched) > 1:  # alone, the scaler does it
+            self.unscale(optimizer)
         # The scaler does not report if it skips; a hook detects it without another host synchronization.
         stepped: list[bool] = []
         hook = optimizer.register_step_post_hook(lambda *_: stepped.append(True))

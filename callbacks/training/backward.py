@@ -90,17 +90,9 @@ class BackwardCallback(IBackwardCallback):
         optimizer: Any = None
         if self._is_for_one or self._reads_gradients:
             optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
-        step = runner.gradient_step
-        # What `GradientStep.weigh` says about when it may be left out, so that a usual batch costs no call.
-        is_usual = not step.accumulate or runner.batch_size == step.units.size
-        if step.matter and not (is_usual and runner.batch_weight is None and step.sizes is None):
-            share = step.weigh(runner)
-            for each in self._steppers:
-                each.add_share(share, runner, is_asked=step.is_asked)
-            loss = loss if share is None or not step.has_steppers else loss * share
         runner.engine.backward(loss, optimizer if self._is_for_one else None)
         if self._reads_gradients:
-            for each in self._steppers if step.matter else ():
+            for each in self._steppers if runner.gradient_step.matter else ():
                 each.average(runner)
             runner.engine.clip_gradients(optimizer, lambda parameters: self._clip(parameters, runner))
 

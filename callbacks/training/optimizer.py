@@ -14,9 +14,9 @@ from runnerkit import callbacks  # for BackwardCallback, whose module imports th
 from runnerkit.callback import CallbackOrder, IBackwardCallback, IOptimizerCallback, innermost
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, make_clip
 from runnerkit.errors import UnknownKeyError
-from runnerkit.steps.gradient_step import SumOfShares, WeightUnits
-from runnerkit.steps.learning import gradients_of
+from runnerkit.steps.gradient_step import WeightUnits, gradients_of
 from runnerkit.steps.learning_rates import rates_of
+from runnerkit.steps.sum_of_shares import SumOfShares
 from runnerkit.support.arguments import check_integers, check_numbers, check_strings
 from runnerkit.support.torch_internals import divide_each_, local
 from runnerkit.types import StateDict, as_dict
@@ -223,14 +223,14 @@ class OptimizerCallback(IOptimizerCallback):
     def _average(self, optimizer: Any, runner: IRunner, *, num_batches: int) -> None:
         self._is_averaged = True
         divisor = self._shares.divisor(runner, num_batches=num_batches)
-        gradients = gradients_of(optimizer)
-        if self._checked is not optimizer and not gradients:
+        if self._checked is not optimizer and not gradients_of(optimizer):
             raise RuntimeError(
                 f"no parameter of the optimizer has a gradient: add BackwardCallback({self.metric_key!r}), or call "
                 "self.engine.backward(loss) in handle_batch"
             )
         self._checked = optimizer
         if isinstance(divisor, Tensor) or divisor != 1:
+            gradients = runner.gradient_step.undivided(optimizer, runner.batch_step)
             divide_each_(list(map(local, gradients)), divisor)
 
     def state_dict(self) -> StateDict:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -18,7 +19,7 @@ from torch.optim import Optimizer
 from runnerkit.engines.sharding.gather_precision import GatherPrecision
 from runnerkit.engines.sharding.shard_policy import ShardPolicy
 from runnerkit.models.shards import chunk, local, shard_like, whole
-from runnerkit.support.torch_internals import drop_held_gradients
+from runnerkit.support.torch_internals import drop_held_gradients, num_changes
 from runnerkit.types import StateDict
 
 
@@ -50,7 +51,7 @@ class ShardedModel:
         self._device = torch.device(mesh.device_type)
         self._memory = torch.device("cpu") if cpu_offload else self._device
         self._reshard_after_forward = reshard_after_forward
-        self.has_held_gradients = False
+        self._has_held_gradients = False
         for tensor in (*own.parameters(), *own.buffers()):
             if not tensor.is_meta:
                 self._broadcast(tensor)
@@ -71,8 +72,9 @@ class ShardedModel:
         # The root unit is not freed, as its backward pass comes next.
         root = precision.policy(is_root=True)
         fully_shard(self.module, mesh=mesh, mp_policy=root, offload_policy=offload, reshard_after_forward=False)
-        self._kept = [cast(FSDPModule, self.module)] if reshard_after_forward else self._units()
         self._fill()
+        kept = [cast(FSDPModule, self.module)] if reshard_after_forward else self._units()
+        self._kept = [_KeptUnit(each, _own_parameters(each)) for each in kept]
         # Stored, as the module holds full parameters while they are gathered. By name, a tied one under each of them.
         self.shards = dict(self.module.named_parameters(remove_duplicate=False))
         self.pairs = [(parameter, self.shards[name]) for name, parameter in own.named_parameters()]
@@ -100,10 +102,22 @@ class ShardedModel:
             unit.set_reshard_after_forward(is_freed, recurse=False)
             unit.reshard()
 
-    def free_kept(self) -> None:
-        """Free what a forward pass gathered, and no backward pass freed: it would not follow changes of the shards."""
-        for unit in self._kept:
-            unit.reshard()
+    def free_kept(self, optimizer: Optimizer, optimizers: Sequence[Optimizer]) -> None:
+        """Free what a forward pass gathered, and no backward pass freed, before a step: it would be out of date.
+
+        What only other `optimizers` step on, and nobody has changed, stays for its backward pass.
+        """
+        others = {id(each) for one in optimizers if one is not optimizer for each in _parameters_of(one)}
+        others -= {id(each) for each in _parameters_of(optimizer)} if others else others
+        for kept in self._kept:
+            is_others = all(id(each) in others or not each.requires_grad for each in kept.shards)
+            if not others or not is_others or kept.num_changes != kept.changes_now():
+                kept.unit.reshard()
+
+    def note_changes(self) -> None:
+        """Note the state of the shards after a step, to see whether anything but a step changes them."""
+        for kept in self._kept:
+            kept.num_changes = kept.changes_now()
 
     @torch.no_grad()
     def gather(self) -> nn.Module:
@@ -157,16 +171,19 @@ class ShardedModel:
     @contextmanager
     def holding_gradients(self) -> Iterator[None]:
         """Let backward passes keep full gradients in this process, for a later pass to reduce."""
-        self.has_held_gradients = True
+        self._has_held_gradients = True
         cast(FSDPModule, self.module).set_requires_gradient_sync(False)
         try:
             yield
         finally:
             cast(FSDPModule, self.module).set_requires_gradient_sync(True)
 
-    def drop_held_gradients(self) -> None:
-        """Discard gradients that were held and never reduced."""
-        self.has_held_gradients = False
+    def drop_held_gradients(self, optimizer: Optimizer) -> None:
+        """Discard gradients that were held and never reduced, if they are those of `optimizer`."""
+        mine = {id(each) for each in _parameters_of(optimizer)} if self._has_held_gradients else set()
+        if not any(id(shard) in mine for _, shard in self.pairs):
+            return
+        self._has_held_gradients = False
         for unit in self._units():
             drop_held_gradients(unit)
 
@@ -178,6 +195,31 @@ class ShardedModel:
         sent = tensor.detach().to(self._device).contiguous()
         dist.broadcast(sent, src=0)
         tensor.copy_(sent)
+
+
+@dataclass(eq=False)
+class _KeptUnit:
+    """A unit that stays gathered after its forward pass, and how often its shards had changed after the last step."""
+
+    unit: FSDPModule
+    shards: list[nn.Parameter]
+    num_changes: int = -1
+
+    def changes_now(self) -> int:
+        return sum(map(num_changes, self.shards))
+
+
+def _own_parameters(unit: FSDPModule) -> list[nn.Parameter]:
+    """Return the parameters of a unit without those of units within it."""
+    modules: list[Any] = [unit]
+    for each in modules:  # grows
+        modules += [child for child in each.children() if not isinstance(child, FSDPModule)]
+    return [parameter for each in modules for parameter in each.parameters(recurse=False)]
+
+
+def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 def _copy(own: nn.Module) -> nn.Module:

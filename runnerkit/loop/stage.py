@@ -84,7 +84,7 @@ class Stage(ProcessState):
         runner.need_early_stop = False
         self.weight_units = WeightUnits()
         if run.given_hooks is None:
-            runner.engine.loss_factor = None  # an exception may have left one
+            runner.engine.weigh_loss = None  # an exception may have left one
         self.has_told_steps = self.has_checked_criterion = False
         self._make_loaders(runner, hooks)
         self._make_components(runner, hooks)

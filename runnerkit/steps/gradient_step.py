@@ -6,13 +6,15 @@ the gradient of a batch's mean loss, and w[b, r], its number of samples or its `
     sum(w[b, r] * g[b, r]) / sum(w[b, r])
 
 Engines average over processes what is backpropagated, and gradients of accumulated batches add up. So a loss is
-multiplied by a factor of the process (`engine.loss_factor`) and by a share of the batch, and the gradients are divided
-once: sum_b(mean_r(factor * share * g)) / divisor.
+multiplied by a factor of the process and by a share of the batch, in `IEngine.backward`, whoever calls it, and the
+gradients are divided once: sum_b(mean_r(factor * share * g)) / divisor.
 
 - Sizes n[b, r] that all processes know, as those of map-style loaders: factor = n[b, r] / mean_r(n[b, r]),
   share = mean_r(n[b, r]) / unit, divisor = sum_b(share). Nothing is communicated.
 - Weights that the others do not know (streams, `batch_weight`): factor = 1, share = w[b, r] / unit,
   divisor = mean_r(sum_b(share)), by one asynchronous sum that runs beside the backward pass.
+- Without an OptimizerCallback or `learn`, which divide the gradients, the loss itself is divided by mean_r(share), for
+  which the backward pass waits. Then each batch counts as 1.
 - Losses that are sums: factor = R, which undoes the average; share = divisor = 1.
 - A process without samples in a step takes part in its collectives: factor = 0, or w = 0.
 
@@ -26,17 +28,18 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from runnerkit.callback import optimizer_callbacks
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.sampling.sharding import distributed_sampler_of, share_of
-from runnerkit.types import widest_float
+from runnerkit.steps.sum_of_shares import divisor_of, on_device, total_share
+from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -90,8 +93,14 @@ class GradientStep(ProcessState):
         matter: whether weights can change a gradient.
         accumulate: whether a step may have several batches.
         has_steppers: whether an OptimizerCallback steps, and not ``handle_batch``.
+        dividers: the OptimizerCallbacks that divide the gradients of their steps.
+        shared_at: `batch_step` of the last batch whose share they were given.
+        divided: ids of the parameters whose gradients one of them divided in the batch `divided_at`.
+        factor: of this process in the current batch; None is 1.
         is_asked: whether the divisor of the current batch's step is a sum over all ranks.
-        outer_factor: the engine's `loss_factor` before the pass, of a training loader around it.
+        is_learning: whether ``learn`` backpropagates, which divides the gradients by `total`.
+        total: waits for the divisor of the gradients of ``learn``; None is 1.
+        outer_weigh_loss: that of the engine before the pass, of a training loader around it.
         first_uneven: batch of the loader, from 1, from which on a step may weight the processes differently.
         num_samples: samples of all ranks in a step that is not uneven; None if it is unknown.
         own_size: samples that the loader gives this process for the current step; None if nothing depends on it.
@@ -110,8 +119,15 @@ class GradientStep(ProcessState):
     matter: bool = True
     accumulate: bool = False
     has_steppers: bool = False
+    dividers: Sequence[Any] = ()
+    shared_at: int = -1
+    divided: set[int] = field(default_factory=set)
+    divided_at: int = -1
+    factor: float | None = None
     is_asked: bool = False
-    outer_factor: float | None = None
+    is_learning: bool = False
+    total: Callable[[], Any] | None = None
+    outer_weigh_loss: Callable[[Tensor, Any], Tensor] | None = None
     first_uneven: int = sys.maxsize
     num_samples: int | None = None
     own_size: int | None = None
@@ -129,18 +145,21 @@ class GradientStep(ProcessState):
             num_before: batches that ran before the run was interrupted.
         """
         engine, step = runner.engine, cls(runner.current_run.stage.weight_units)
-        step.outer_factor, engine.loss_factor = engine.loss_factor, None
+        step.outer_weigh_loss, engine.weigh_loss = engine.weigh_loss, None
         # Forward passes of a model that is never whole are collectives: its evaluation has batches of weight zero, too.
         if not runner.is_train_loader and not engine.never_whole:
             return step
         ranks, share = engine.data_parallel, share_of(runner.loader)
         if ranks.num_processes > 1:
             share.use_sum(ranks.start_sum)  # for a stream whose processes run out of samples at different steps
-        engine.loss_factor = _base_factor(runner)
+        step.factor = _base_factor(runner)
         steppers = optimizer_callbacks(runner.callbacks)
         step.has_steppers = bool(steppers)
+        step.dividers = [each for each in steppers if hasattr(each, "add_share")]
         step.accumulate = any(each.accumulation_steps > 1 for each in steppers)
         step.matter = ranks.num_processes > 1 or step.accumulate
+        if step.matter:
+            engine.weigh_loss = partial(step.weigh_loss, runner)  # until `end_pass`, as it refers to the runner
         if not step.matter or distributed_sampler_of(runner.loader) is not None:  # which gives each rank as many
             return step
         if share.full_size is not None:
@@ -159,7 +178,7 @@ class GradientStep(ProcessState):
 
         Called from batch `first_uneven` on. Return the samples of all ranks; None if they are unknown.
         """
-        engine, ranks, share = runner.engine, runner.engine.data_parallel, share_of(runner.loader)
+        ranks, share = runner.engine.data_parallel, share_of(runner.loader)
         sizes: Any = share.sizes_of(number) if share.knows_sizes else [None] * ranks.num_processes
         own = None if sizes is None else sizes[ranks.rank]
         self.sizes = sizes
@@ -167,23 +186,66 @@ class GradientStep(ProcessState):
         if self.own_size is not None:
             self.own_size = share.batch_size if own is None else own
         self.batch_end = IDLE if self.is_idle else "on_batch_end"
-        engine.loss_factor = _base_factor(runner)
+        self.factor = _base_factor(runner)
         if self.is_idle:
-            engine.loss_factor = 0.0
+            self.factor = 0.0
         if sizes is None or None in sizes:
             return None
         total: int = sum(sizes)
         if own and runner.loss_reduction == "mean" and total != own * len(sizes):
-            engine.loss_factor = own / (total / len(sizes))
+            self.factor = own / (total / len(sizes))
         return total
+
+    def weigh_loss(self, runner: IRunner, loss: Tensor, optimizer: Any) -> Tensor:
+        """Return a loss times its weight, for ``engine.backward``; every rank must call, equally often in a batch.
+
+        Args:
+            optimizer: the one that will step on it; None is any of those of the OptimizerCallbacks, or of the user's.
+        """
+        is_usual = not self.accumulate or runner.batch_size == self.units.size
+        factor, share = self.factor, None
+        if not (is_usual and runner.batch_weight is None and self.sizes is None):
+            share = self.weigh(runner)
+            factor = None if self.is_asked else self.factor  # the share of this process says it
+            if self._is_divided(runner, optimizer):
+                if self.shared_at != runner.batch_step:
+                    self.shared_at = runner.batch_step
+                    for each in self.dividers:
+                        each.add_share(share, runner, is_asked=self.is_asked)
+            elif share is None or not self.is_asked:
+                share = None  # each batch counts as 1
+            elif self.is_learning:
+                self.total = total_share(runner, share)  # while the backward pass runs
+            else:
+                share = share / divisor_of(total_share(runner, share)())
+        loss = loss if share is None else loss * share
+        return loss if factor is None else loss * factor
+
+    def _is_divided(self, runner: IRunner, optimizer: Any) -> bool:
+        """Return whether OptimizerCallbacks divide the gradients of a loss."""
+        if optimizer is None:
+            return bool(self.dividers)
+        optimizers = as_dict(runner.optimizer)
+        return any(optimizers.get(each.optimizer_key or "") is optimizer for each in self.dividers)
+
+    def undivided(self, optimizer: Any, batch_step: int) -> list[Tensor]:
+        """Return the gradients of an optimizer that no other one has divided in this batch, and note them."""
+        if len(self.dividers) == 1:
+            return gradients_of(optimizer)
+        if self.divided_at != batch_step:
+            self.divided_at, self.divided = batch_step, set()
+        of_all = [each for group in optimizer.param_groups for each in group["params"]]
+        left = {id(each): each.grad for each in of_all if each.grad is not None and id(each) not in self.divided}
+        self.divided.update(left)
+        return [*left.values()]
 
     def weigh(self, runner: IRunner) -> float | Tensor | None:
         """Return the share of the current batch in its step, by which its loss is multiplied; None is 1.
 
         `is_asked` then tells whether the other processes have to be asked for theirs: see :class:`SumOfShares`.
-        Every rank must call, after ``handle_batch``, with `batch_weight` set on all ranks or on none. Nothing has to be
-        weighed, and the call may be left out, unless `matter`, and `batch_weight` or `sizes` are set, or `accumulate`
-        with another `batch_size` than ``units.size``.
+        Every rank must call, with `batch_weight` set on all ranks or on none. Nothing has to be weighed, and the call
+        may be left out, unless `matter`, and `batch_weight` or `sizes` are set, or `accumulate` with another
+        `batch_size` than ``units.size``.
         """
         self.is_asked = False
         if runner.loss_reduction == "sum":
@@ -196,7 +258,7 @@ class GradientStep(ProcessState):
         is_known = given is None and (is_alone or sizes is None or None not in sizes)
         self.is_asked = not is_alone and not is_known
         if not self.is_asked and not self.accumulate:
-            return None  # `loss_factor` weights the processes
+            return None  # `factor` weights the processes
         if is_known:
             full = share_of(runner.loader).full_size
             size: Any = runner.batch_size  # that of one process is right: a `collate_fn` may have dropped samples
@@ -207,10 +269,8 @@ class GradientStep(ProcessState):
         weight = 0 if self.is_idle else runner.batch_size if given is None else given
         if units.weight is None:
             # Waits for the device, once in a stage.
-            first = ranks.start_sum(_on_device(weight, engine.device))().item() / ranks.num_processes
+            first = ranks.start_sum(on_device(weight, engine.device))().item() / ranks.num_processes
             units.weight = 2.0 ** round(math.log2(first)) if first > 0 else 1.0
-        if self.is_asked:
-            engine.loss_factor = None  # the share of this process says it
         share: float | Tensor = weight / units.weight
         return share
 
@@ -223,67 +283,8 @@ class GradientStep(ProcessState):
             normalized_losses.check(runner)
 
     def end_pass(self, runner: IRunner) -> None:
-        """Give the engine back the factor of the pass around this one: a validation within a training loader ends."""
-        runner.engine.loss_factor = self.outer_factor
-
-
-class SumOfShares:
-    """The shares of the batches that are accumulated for a step of one optimizer, which divide its gradients.
-
-    Attributes:
-        is_empty: whether no batch was weighed: then each of them counts as 1.
-    """
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Start a step."""
-        self.is_empty = True
-        # What the shares that all ranks know add to the number of batches: a usual batch, of share 1, adds nothing.
-        self._surplus: Any = 0.0
-        self._asked: Any = 0.0  # sum of those shares whose mean over processes has to be asked for
-        self._num_asked = self._num_given = 0
-        self._mean_asked: Callable[[], Any] | None = None  # waits for it
-
-    def add(self, share: float | Tensor | None, runner: IRunner, *, is_asked: bool, is_last: bool) -> None:
-        """Add the share of the current batch before its backward pass; every rank must call.
-
-        Args:
-            share: None is 1.
-            is_asked: whether it is that of this process only.
-            is_last: whether the step follows: then the processes' shares are summed while the backward pass runs.
-        """
-        self.is_empty = False
-        self._num_given += runner.batch_weight is not None
-        if not is_asked:
-            self._surplus += 0.0 if share is None else share - 1.0
-            return
-        self._asked = self._asked + share if self._num_asked else share
-        self._num_asked += 1
-        if is_last:
-            self._mean_asked = total_share(runner, self._asked)
-
-    def divisor(self, runner: IRunner, *, num_batches: int) -> Any:
-        """Return the sum of the shares of the step's batches, a mean over processes; see :func:`divisor_of`.
-
-        Raises:
-            ValueError: only some of the batches had a `batch_weight`.
-        """
-        if runner.loss_reduction == "sum":
-            return 1
-        if self._num_given not in (0, num_batches) or self._num_asked not in (0, num_batches):
-            raise ValueError(
-                f"batch_weight was set in {self._num_given} of the {num_batches} batches of a step: set it in every "
-                "batch, on all ranks, or in none"
-            )
-        if not self._num_asked:
-            total = num_batches + self._surplus
-        else:
-            # Not under way if the loader has ended within a group of batches: then no batch was said to be the last.
-            total = (self._mean_asked or total_share(runner, self._asked))()
-            self._mean_asked = None
-        return divisor_of(total)
+        """Give the engine back the weights of the pass around this one: a validation within a training loader ends."""
+        runner.engine.weigh_loss = self.outer_weigh_loss
 
 
 def _checked(weight: Any) -> float | Tensor:
@@ -291,7 +292,7 @@ def _checked(weight: Any) -> float | Tensor:
     if isinstance(weight, Tensor):
         if weight.numel() != 1:
             raise ValueError(f"batch_weight must be a number or a tensor of one, got shape {tuple(weight.shape)}")
-        known = _on_device(weight, weight.device)
+        known = on_device(weight, weight.device)
         return known.reshape(()) if known.ndim else known
     if isinstance(weight, bool) or not isinstance(weight, Real):
         raise TypeError(f"batch_weight must be a number or a tensor of one, got {type(weight).__name__}")
@@ -299,29 +300,6 @@ def _checked(weight: Any) -> float | Tensor:
     if not 0 <= number < math.inf:
         raise ValueError(f"batch_weight must be finite and >= 0, got {weight}")
     return number
-
-
-def total_share(runner: IRunner, share: float | Tensor) -> Any:
-    """Start to sum the shares of all ranks; return a function that waits for their mean, a number or a () tensor."""
-    ranks = runner.engine.data_parallel
-    total = ranks.start_sum(_on_device(share, ranks.device))
-    if ranks.device.type == "cpu":
-        return lambda: total().item() / ranks.num_processes
-    return lambda: total() / ranks.num_processes
-
-
-def divisor_of(total: Any) -> Any:
-    """Return a sum of shares as the divisor of gradients: a number, or a () tensor on a GPU, without waiting for it."""
-    if isinstance(total, Tensor) and total.device.type != "cpu":
-        return torch.where(total == 0, 1.0, total).float()
-    return float(total) or 1.0  # no batch weighs anything: its gradients are zero
-
-
-def _on_device(value: float | Tensor, device: torch.device) -> Tensor:
-    if isinstance(value, Tensor):
-        value = value.detach() if value.requires_grad else value
-        return value.to(device, widest_float(device))
-    return torch.full((), value, dtype=widest_float(device), device=device)  # without a copy from the host
 
 
 def _base_factor(runner: IRunner) -> float | None:
@@ -334,3 +312,8 @@ def without_weight(runner: IRunner) -> None:
     """Let the batch of a process without a sample count nothing; the first listener after its ``handle_batch``."""
     runner.batch_size = 0
     runner.batch_weight = None if runner.batch_weight is None else 0
+
+
+def gradients_of(optimizer: Any) -> list[Tensor]:
+    """Return the gradients of an optimizer's parameters."""
+    return [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]

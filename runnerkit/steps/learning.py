@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runnerkit.errors import UnknownKeyError
-from runnerkit.steps.gradient_step import GradientStep, divisor_of, total_share
+from runnerkit.steps.gradient_step import GradientStep, gradients_of
 from runnerkit.steps.sparse_gradients import with_dense_gradients
+from runnerkit.steps.sum_of_shares import divisor_of
 from runnerkit.support.torch_internals import divide_each_, local
 from runnerkit.types import as_dict
 
@@ -91,15 +92,13 @@ def _clip(engine: IEngine, optimizers: list[Any], clip: Callable[[list[Tensor]],
 
 
 def _backward(runner: IRunner, loss: Tensor, optimizers: list[Any], step: GradientStep) -> Callable[[], Any] | None:
-    """Backpropagate the weighted loss; return a function that waits for the gradients' divisor, if there is one."""
-    total = None
-    if step.matter and (runner.batch_weight is not None or step.sizes is not None):
-        share = step.weigh(runner)
-        if step.is_asked and share is not None:
-            total = total_share(runner, share)  # while the backward pass runs
-            loss = loss * share
-    runner.engine.backward(loss, optimizers[0] if len(optimizers) == 1 else None)
-    return total
+    """Backpropagate a loss; return a function that waits for the gradients' divisor, if there is one."""
+    step.is_learning, step.total = True, None
+    try:
+        runner.engine.backward(loss, optimizers[0] if len(optimizers) == 1 else None)
+    finally:
+        step.is_learning = False
+    return step.total
 
 
 def _count(runner: IRunner, optimizers: list[Any], step: GradientStep, loss: Tensor) -> None:
@@ -178,8 +177,3 @@ def _is_bad(loss: float, runner: IRunner) -> bool:
 def is_due(runner: IRunner, every: int) -> bool:
     """Return whether the last batch reached a multiple of `every` optimizer steps."""
     return runner.optimizer_step % every < runner.gradient_step.num_steps
-
-
-def gradients_of(optimizer: Any) -> list[Tensor]:
-    """Return the gradients of an optimizer's parameters."""
-    return [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]

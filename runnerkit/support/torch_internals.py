@@ -139,6 +139,11 @@ def is_dtensor(tensor: Any) -> TypeGuard[DTensor]:
     return hasattr(tensor, "full_tensor")
 
 
+def num_changes(tensor: Any) -> int:
+    """Return a number that grows when a tensor, or the part of a DTensor in this process, is changed in place."""
+    return int(tensor._version) + int(tensor._local_tensor._version if is_dtensor(tensor) else 0)
+
+
 def has_sparse_gradients(module: nn.Module) -> bool:
     """Return whether a module is an embedding with ``sparse=True``."""
     return bool(getattr(module, "sparse", False))

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils.data import DataLoader
 
 from runnerkit import dl, utils
@@ -60,6 +61,7 @@ def trained():
             "low precision": train_in_low_precision(),
             "tied": train_a_tied_model(),
             "adversaries": train_adversaries(),
+            "gathers": count_gathers(),
             "beside a frozen model": [
                 train_beside_a_frozen_model(kind) for kind in (torch.optim.Adam, torch.optim.Adagrad)
             ],
@@ -278,6 +280,58 @@ def train_adversaries():
         fit(models, engine, optimizers, runner=Adversaries())
         found.append(torch.cat([weights(each) for each in models.values()]))
     return (found[0] - found[1]).abs().max().item()
+
+
+class CountsGathers(Adversaries):
+    """Notes how often weights were gathered in each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.gathers, self.apart = [], []
+
+    def handle_batch(self, batch):
+        with CommDebugMode() as counter:
+            super().handle_batch(batch)
+        self.gathers.append(counter.get_comm_counts()[torch.ops.c10d._allgather_base_])
+
+
+class Peeking(CountsGathers):
+    """Changes the weights of the judge between a forward pass without a backward pass and a step of the maker."""
+
+    def learn(self, key, loss):
+        judge, ones = self.model["judge"], torch.ones(1, 3)
+        self.optimizer[key].zero_grad()
+        self.engine.backward(loss)
+        with torch.no_grad():
+            before = judge(ones)
+            if key == "maker":
+                for _, shard in self.engine.trained_parameters(judge):
+                    shard.mul_(0.5)
+            self.engine.step(self.optimizer[key])
+            if key == "maker":
+                self.apart.append((judge(ones) - before / 2).abs().max().item())
+
+
+def count_gathers():
+    found = []
+    for kind in (CountsGathers, Peeking):
+        models = {"maker": mlp(), "judge": nn.Linear(3, 1, bias=False), "frozen": mlp(seed=2).requires_grad_(False)}
+        runner = kind()
+        fit(models, fsdp(), {key: adam(models[key]) for key in ("maker", "judge")}, runner=runner, num_steps=4)
+        found.append((runner.gathers, runner.apart))
+    return found
+
+
+def test_a_step_frees_only_weights_that_its_optimizer_holds(trained):
+    """The maker's weights, gathered by its forward pass, are still there for its backward pass after the judge's step.
+
+    In a batch the maker is gathered once, and the judge for its own loss and after its step. Weights that the user
+    changed are gathered again, whoever steps.
+    """
+    (gathers, _), (_, apart) = trained["gathers"]
+
+    assert gathers == [3] * 4
+    assert apart == pytest.approx([0.0] * 4, abs=1e-6)
 
 
 def test_tied_and_frozen_parameters_and_several_models_train_as_elsewhere(trained):

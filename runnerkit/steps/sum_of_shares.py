@@ -1,0 +1,96 @@
+"""The sum of the shares of a step's batches, by which its gradients are divided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from runnerkit.types import widest_float
+
+if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
+
+
+class SumOfShares:
+    """The shares of the batches that are accumulated for a step of one optimizer, which divide its gradients.
+
+    Attributes:
+        is_empty: whether no batch was weighed: then each of them counts as 1.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Start a step."""
+        self.is_empty = True
+        # What the shares that all ranks know add to the number of batches: a usual batch, of share 1, adds nothing.
+        self._surplus: Any = 0.0
+        self._asked: Any = 0.0  # sum of those shares whose mean over processes has to be asked for
+        self._num_asked = self._num_given = 0
+        self._mean_asked: Callable[[], Any] | None = None  # waits for it
+
+    def add(self, share: float | Tensor | None, runner: IRunner, *, is_asked: bool, is_last: bool) -> None:
+        """Add the share of the current batch before its backward pass; every rank must call.
+
+        Args:
+            share: None is 1.
+            is_asked: whether it is that of this process only.
+            is_last: whether the step follows: then the processes' shares are summed while the backward pass runs.
+        """
+        self.is_empty = False
+        self._num_given += runner.batch_weight is not None
+        if not is_asked:
+            self._surplus += 0.0 if share is None else share - 1.0
+            return
+        self._asked = self._asked + share if self._num_asked else share
+        self._num_asked += 1
+        if is_last:
+            self._mean_asked = total_share(runner, self._asked)
+
+    def divisor(self, runner: IRunner, *, num_batches: int) -> Any:
+        """Return the sum of the shares of the step's batches, a mean over processes; see :func:`divisor_of`.
+
+        Raises:
+            ValueError: only some of the batches had a `batch_weight`.
+        """
+        if runner.loss_reduction == "sum":
+            return 1
+        if self._num_given not in (0, num_batches) or self._num_asked not in (0, num_batches):
+            raise ValueError(
+                f"batch_weight was set in {self._num_given} of the {num_batches} batches of a step: set it in every "
+                "batch, on all ranks, or in none"
+            )
+        if not self._num_asked:
+            total = num_batches + self._surplus
+        else:
+            # Not under way if the loader has ended within a group of batches: then no batch was said to be the last.
+            total = (self._mean_asked or total_share(runner, self._asked))()
+            self._mean_asked = None
+        return divisor_of(total)
+
+
+def total_share(runner: IRunner, share: float | Tensor) -> Any:
+    """Start to sum the shares of all ranks; return a function that waits for their mean, a number or a () tensor."""
+    ranks = runner.engine.data_parallel
+    total = ranks.start_sum(on_device(share, ranks.device))
+    if ranks.device.type == "cpu":
+        return lambda: total().item() / ranks.num_processes
+    return lambda: total() / ranks.num_processes
+
+
+def divisor_of(total: Any) -> Any:
+    """Return a sum of shares as the divisor of gradients: a number, or a () tensor on a GPU, without waiting for it."""
+    if isinstance(total, Tensor) and total.device.type != "cpu":
+        return torch.where(total == 0, 1.0, total).float()
+    return float(total) or 1.0  # no batch weighs anything: its gradients are zero
+
+
+def on_device(value: float | Tensor, device: torch.device) -> Tensor:
+    if isinstance(value, Tensor):
+        value = value.detach() if value.requires_grad else value
+        return value.to(device, widest_float(device))
+    return torch.full((), value, dtype=widest_float(device), device=device)  # without a copy from the host

@@ -1,0 +1,284 @@
+"""Weights of losses that users pass to ``engine.backward``, against hand-written loops in float64."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from runnerkit import dl
+from tests.engines.together import together
+from tests.interrupt import at
+from tests.test_weights import EXACT, Stream, data, fit, steps
+from tests.tiny import mlp, sgd, train, weights
+
+MAX_NORM = 0.05
+
+
+def mean_loss(model, features, targets):
+    return nn.functional.cross_entropy(model(features), targets)
+
+
+def token_loss(model, features, targets):
+    """Return the mean over tokens, of which a sample of class c has c + 1."""
+    losses = nn.functional.cross_entropy(model(features), targets, reduction="none")
+    return (losses * (targets + 1)).sum() / (targets + 1).sum()
+
+
+class Own(dl.Runner):
+    """Steps by itself; batches weigh their tokens."""
+
+    steps_itself = True
+
+    def handle_batch(self, batch):
+        self.batch_weight = (batch[1] + 1).sum()
+        self.make_step(*batch)
+
+    def loss(self, features, targets):
+        return token_loss(self.model, features, targets)
+
+    def make_step(self, features, targets):
+        self.engine.zero_grad(self.optimizer)
+        self.backward(features, targets)
+        self.engine.step(self.optimizer)
+
+    def backward(self, features, targets):
+        self.engine.backward(self.loss(features, targets))
+
+
+class BySamples(Own):
+    def handle_batch(self, batch):
+        self.make_step(*batch)
+
+    def loss(self, features, targets):
+        return mean_loss(self.model, features, targets)
+
+
+class Plain(Own):
+    """Calls the optimizer itself."""
+
+    def make_step(self, features, targets):
+        self.optimizer.zero_grad()
+        self.backward(features, targets)
+        self.optimizer.step()
+
+
+class Clipped(Own):
+    def make_step(self, features, targets):
+        self.engine.zero_grad(self.optimizer)
+        self.backward(features, targets)
+        self.engine.clip_gradients(self.optimizer, partial(nn.utils.clip_grad_norm_, max_norm=MAX_NORM))
+        self.engine.step(self.optimizer)
+
+
+class InParts(Own):
+    """Backpropagates two parts of the loss."""
+
+    def backward(self, features, targets):
+        for share in (0.25, 0.75):
+            self.engine.backward(share * self.loss(features, targets))
+
+
+class Closure(Own):
+    """Computes the gradients within the step."""
+
+    def make_step(self, features, targets):
+        def closure():
+            self.engine.zero_grad(self.optimizer)
+            self.backward(features, targets)
+
+        self.optimizer.step(closure)
+
+
+class Learning(Own):
+    """Weighed by ``learn``."""
+
+    def make_step(self, features, targets):
+        self.learn(self.loss(features, targets))
+
+
+class Twice(Own):
+    """Two steps on a batch, which weigh it differently; one of them by ``learn``."""
+
+    def make_step(self, features, targets):
+        super().make_step(features, targets)
+        self.batch_weight = len(targets)
+        self.learn(mean_loss(self.model, features, targets))
+
+
+class Sums(BySamples):
+    def loss(self, features, targets):
+        return len(targets) * mean_loss(self.model, features, targets)
+
+
+class Left(Own):
+    """Leaves the step to an OptimizerCallback."""
+
+    steps_itself = False
+    make_step = Own.backward
+
+
+class LeftBySamples(BySamples):
+    steps_itself = False
+    make_step = Own.backward
+
+
+class LeftInParts(Left):
+    make_step = InParts.backward
+
+
+class HalfOfIt(Left):
+    """Leaves half of the loss to a BackwardCallback."""
+
+    def make_step(self, features, targets):
+        self.engine.backward(0.5 * self.loss(features, targets))
+        self.batch_metrics["loss"] = 0.5 * self.loss(features, targets)
+
+
+class ForACallback(Left):
+    def make_step(self, features, targets):
+        self.batch_metrics["loss"] = self.loss(features, targets)
+
+
+def of_the_user():
+    """A callback that goes backward, and is no BackwardCallback."""
+    return at("on_batch_end", lambda runner: runner.engine.backward(runner.batch_metrics["loss"]), order=50)
+
+
+STEPPING = {
+    "samples": BySamples,
+    "tokens": Own,
+    "optimizer.step": Plain,
+    "clipped": Clipped,
+    "in parts": InParts,
+    "closure": Closure,
+    "learn": Learning,
+    "twice": Twice,
+    "sums": Sums,
+}
+STEPPED = {
+    "samples": (LeftBySamples, list),
+    "tokens": (Left, list),
+    "in parts": (LeftInParts, list),
+    "clipped": (Left, list),
+    "half": (HalfOfIt, lambda: [dl.BackwardCallback("loss")]),
+    "callback": (ForACallback, lambda: [of_the_user()]),
+}
+DATA = {"rows": (data, 23), "a stream": (Stream, 23), "rows, one process idle": (partial(data, 17), 17)}
+
+
+def train_all(number):
+    """Return the weights after each program, in `number` processes that exist."""
+    found = {}
+    for where, (samples, _) in DATA.items():
+        fit_it = partial(fit, criterion=None, num_processes=number)
+        for name, kind in STEPPING.items():
+            batches = DataLoader(samples(), batch_size=8 // number)
+            reduction = {"loss_reduction": "sum"} if name == "sums" else {}
+            found[where, name, 2] = fit_it(batches, runner=kind(), **reduction)[0]
+        for name, (kind, make) in STEPPED.items():
+            clip = {"grad_clip_norm": MAX_NORM} if name == "clipped" else {}
+            for num_batches in (1, 3):
+                step = dl.OptimizerCallback("loss", accumulation_steps=num_batches, **clip)
+                batches = DataLoader(samples(), batch_size=4 // number)
+                found[where, name, num_batches] = fit_it(batches, runner=kind(), callbacks=[*make(), step])[0]
+    return found
+
+
+def by_hand(name, size, *, num_samples):
+    """Take one step, or two, for each of the global batches of this size."""
+    model = mlp().double()
+    optimizer = sgd(model)
+    losses = {"samples": [mean_loss], "twice": [token_loss, mean_loss]}.get(name, [token_loss])
+    if name == "sums":
+        losses = [lambda *batch: len(batch[2]) * mean_loss(*batch)]
+    for batch in steps(size, of=num_samples):
+        for loss in losses:
+            optimizer.zero_grad()
+            loss(model, *batch).backward()
+            if name == "clipped":
+                nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+            optimizer.step()
+    return weights(model)
+
+
+def check(found):
+    for (where, name, num_batches), actual in found.items():
+        apart = (actual - by_hand(name, 4 * num_batches, num_samples=DATA[where][1])).abs().max().item()
+        assert apart < 1e-12, (where, name, num_batches, apart)
+
+
+def test_in_one_process_a_step_is_that_of_all_its_batches():
+    """By samples and by tokens, accumulated, with a ragged end, and clipped."""
+    check(train_all(1))
+
+
+def test_in_two_processes_a_step_is_that_of_the_global_batch():
+    """The same programs, whose batches the processes share, as rows or as a stream."""
+    check(together(partial(train_all, 2)))
+
+
+class Adversaries(dl.Runner):
+    """Steps the judge itself, and leaves the maker, whose batches accumulate, to callbacks."""
+
+    def handle_batch(self, batch):
+        features, targets = batch
+        self.batch_weight = (targets + 1).sum()
+        judge = self.optimizer["judge"]
+        self.engine.zero_grad(judge)
+        self.engine.backward(token_loss(self.model["judge"], features, targets), judge)
+        self.engine.step(judge)
+        self.batch_metrics["loss"] = token_loss(self.model["maker"], features, targets)
+
+
+def train_adversaries(number):
+    models = {"maker": mlp().double(), "judge": mlp(seed=2).double()}
+    step = dl.OptimizerCallback("loss", model_key="maker", optimizer_key="maker", accumulation_steps=2)
+    options = {"callbacks": [dl.BackwardCallback("loss"), step], "criterion": None, "num_processes": number}
+    options["loaders"] = {"train": DataLoader(data(), batch_size=4 // number)}
+    train(models, runner=Adversaries(), optimizer={key: sgd(each) for key, each in models.items()}, **options)
+    return torch.cat([weights(each) for each in models.values()])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_optimizer_that_is_named_steps_beside_a_callback_of_another(number):
+    """Nobody divides its gradients, so its loss is divided."""
+    found = train_adversaries(number) if number == 1 else together(partial(train_adversaries, number))
+
+    expected = []
+    for seed, size in ((1, 8), (2, 4)):
+        model = mlp(seed=seed).double()
+        optimizer = sgd(model)
+        for batch in steps(size):
+            optimizer.zero_grad()
+            token_loss(model, *batch).backward()
+            optimizer.step()
+        expected.append(weights(model))
+    torch.testing.assert_close(found, torch.cat(expected), **EXACT)
+
+
+def train_with_equal_weights():
+    """Return the losses that reached the precision and were not those of the user, and the number of sums."""
+    engine = dl.DistributedDataParallelEngine(2, device="cpu")
+    changed, sums, start_sum, backward = [], [], engine.start_sum, engine.precision.backward
+    passed = []
+
+    class Watched(BySamples):
+        def loss(self, features, targets):
+            passed.append(super().loss(features, targets))
+            return passed[-1]
+
+    def note(loss, optimizer=None):
+        changed.append(loss is not passed[-1])
+        backward(loss, optimizer)
+
+    engine.start_sum = lambda value: sums.append(value) or start_sum(value)
+    engine.precision.backward = note
+    train(mlp().double(), runner=Watched(), criterion=None, engine=engine, loaders={"train": DataLoader(data(16), 4)})
+    return changed, len(sums)
+
+
+def test_equal_weights_cost_nothing():
+    """The loss is backpropagated as it is, and nothing is summed over processes."""
+    assert together(train_with_equal_weights) == ([False, False], 0)
