@@ -180,7 +180,7 @@ def test_a_function_may_make_a_scheduler_that_needs_a_metric_or_an_epoch():
     """It is stepped after each epoch, also after a warm-up in steps."""
 
     def warmed_plateau(optimizer, num_steps):
-        after = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=1e9)
+        after = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=1e9, threshold_mode="abs")
         return dl.WarmupLR(optimizer, num_steps=2, after=after)
 
     plateau = rates_of_run(warmed_plateau, is_function=True)
@@ -245,13 +245,16 @@ def in_turn(optimizer):
     return lr_scheduler.SequentialLR(optimizer, parts, milestones=[4])
 
 
-def of_transformers(name):
-    def make(optimizer):
-        transformers = pytest.importorskip("transformers")
-        arguments = {"num_warmup_steps": 2, "num_training_steps": NUM_STEPS}
-        return getattr(transformers, name)(optimizer, **arguments)
+def of_transformers(optimizer, num_training_steps=NUM_STEPS):
+    """Return what ``get_linear_schedule_with_warmup`` of transformers 5 does."""
 
-    return make
+    def rate(current_step, *, num_warmup_steps, num_training_steps):
+        if current_step < num_warmup_steps:
+            return current_step / max(1, num_warmup_steps)
+        return max(0.0, (num_training_steps - current_step) / max(1, num_training_steps - num_warmup_steps))
+
+    told = partial(rate, num_warmup_steps=2, num_training_steps=num_training_steps)
+    return lr_scheduler.LambdaLR(optimizer, told, -1)
 
 
 TOTAL = NUM_STEPS
@@ -281,8 +284,7 @@ FOR_STEPS = {
     "SequentialLR": in_turn,
     "ChainedScheduler": lambda optimizer: lr_scheduler.ChainedScheduler([cosine(optimizer), halve(optimizer)]),
     "chained in turn": lambda optimizer: lr_scheduler.ChainedScheduler([in_turn(optimizer)]),
-    "transformers' linear": of_transformers("get_linear_schedule_with_warmup"),
-    "transformers' cosine": of_transformers("get_cosine_schedule_with_warmup"),
+    "transformers": of_transformers,
     "a closure": of_closure,
     "a global": of_global,
     "an object": lambda optimizer: lr_scheduler.LambdaLR(optimizer, Decay(NUM_STEPS)),
