@@ -387,6 +387,20 @@ def test_who_steps_the_scheduler_has_to_be_clear(options, error, words):
         rates_of_run(halve, **options)
 
 
+@pytest.mark.parametrize("options", [{}, {"scheduler_interval": "step"}, by_callbacks()])
+def test_a_scheduler_that_is_stepped_twice_is_found(options):
+    """A callback of one's own that steps it, from before the run did, would halve the rate twice as often."""
+    event = "on_batch_end" if "scheduler_interval" in options else "on_epoch_end"
+    own = at(event, lambda runner: runner.scheduler.step())
+    options = {**options, "callbacks": [*options.get("callbacks", ()), own]}
+
+    with pytest.raises(ValueError, match=r"by the run, and by your code too.*scheduler_interval='manual'"):
+        rates_of_run(halve, **options)
+
+    unit = options.pop("scheduler_interval", "epoch")
+    assert rates_of_run(halve, **options, scheduler_interval="manual") == rates_by_hand(halve, unit)
+
+
 def test_hooks_have_to_add_a_callback():
     """The library cannot add one to hooks that are overridden."""
 

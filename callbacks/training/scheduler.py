@@ -43,7 +43,8 @@ class SchedulerCallback(ISchedulerCallback):
     Raises:
         ValueError: the scheduler waits for larger values, and the metric is better if smaller, or the reverse; several
             evaluation loaders, and none of them is "valid"; the run takes more steps than a OneCycleLR has; a schedule
-            was made for the steps of the run, and is stepped after each epoch because no unit is given.
+            was made for the steps of the run, and is stepped after each epoch because no unit is given;
+            other code steps it too.
 
     >>> SchedulerCallback(mode="step").mode
     'step'
@@ -71,6 +72,7 @@ class SchedulerCallback(ISchedulerCallback):
         self._steps_per_batch = self._is_ever_per_batch = False
         self._optimizer_stepped = self._updates = False
         self._scheduler: Any = None
+        self._count: int | None = None  # its steps after the last one, to see those of others
         self._after: Any = None  # the one after the warmup, or the scheduler itself
         self._hooks: list[Any] = []
         self._filter: Any = None
@@ -96,9 +98,9 @@ class SchedulerCallback(ISchedulerCallback):
             self._choose_metric(runner)  # raises before training
         found = runner.current_run.resume_point.found
         if found is None or found.is_restored:  # else the checkpoint's schedule continues
-            check_length(self._scheduler, runner, is_per_step=self._steps_per_batch)
             if self._unit is None and not self._steps_per_batch:
                 check_unit(self._scheduler, runner)
+            check_length(self._scheduler, runner, is_per_step=self._steps_per_batch)
 
     def _check_unit(self, runner: IRunner) -> None:
         given, own = runner.scheduler_interval, "step" if self.mode == "batch" else self.mode
@@ -147,7 +149,7 @@ class SchedulerCallback(ISchedulerCallback):
             self._follow(scheduler, runner)
 
     def _follow(self, scheduler: Any, runner: IRunner) -> None:
-        self._scheduler = scheduler
+        self._scheduler, self._count = scheduler, None
         self._after = scheduler.after if isinstance(scheduler, WarmupLR) else scheduler
         is_made = (self.scheduler_key or "") in runner.current_run.stage.made_schedulers
         self._steps_per_batch = (self._unit or own_unit(scheduler, is_made=is_made)) == "step"
@@ -225,13 +227,19 @@ class SchedulerCallback(ISchedulerCallback):
     def _step(self, scheduler: Any, runner: IRunner, metric: Any) -> None:
         if scheduler is None:  # no scheduler after the warmup
             return
-        wants = self._wants_of(scheduler)
-        if wants == "metrics":
+        if self._count is not None and self._count != getattr(scheduler, "last_epoch", None):
+            raise ValueError(
+                f"{type(scheduler).__name__} is stepped by the run, and by your code too, so the learning rate changes "
+                "twice as fast: leave out your step(), or write scheduler_interval='manual'"
+            )
+        needed = self._wants_of(scheduler)
+        if needed == "metrics":
             scheduler.step(self._epoch_metric(runner) if metric is None else metric)
-        elif wants == "epoch":
+        elif needed == "epoch":
             scheduler.step(runner.stage_epoch_step)
         else:
             scheduler.step()
+        self._count = getattr(scheduler, "last_epoch", None)
 
     def _wants_of(self, scheduler: Any) -> str | None:
         if id(scheduler) not in self._wants:
