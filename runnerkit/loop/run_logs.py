@@ -38,7 +38,7 @@ class RunLogs(ProcessState):
     Attributes:
         is_open: whether the loggers have been set up.
         wants_batch_metrics: whether a logger takes the metrics of training steps.
-        wants_throughput: whether one of them takes the throughput too.
+        wants_throughput: whether one of them takes, or took before it failed, the throughput too.
         queue: metrics of training steps, on the device, not yet sent to the loggers.
         throughput: of the training since the last logged step.
         more_hparams: hyperparameters added by ``log_hparams``.
@@ -94,9 +94,6 @@ class RunLogs(ProcessState):
         for method, tag, value, step in early:
             if not runner.current_run.resume_point.is_found:  # otherwise the interrupted run has logged it
                 self._send(runner, method, tag, value, step=step, scope="loader")
-        self._note_wishes(runner)
-
-    def _note_wishes(self, runner: IRunner) -> None:
         steps = [logger for logger in runner.loggers.values() if logger.log_batch_metrics]
         self.wants_batch_metrics = bool(steps)
         self.wants_throughput = any(logger.log_throughput for logger in steps)
@@ -209,7 +206,7 @@ class RunLogs(ProcessState):
         del runner.loggers[key]
         name = type(logger).__name__
         log.warning("logger %r (%s) failed; the run continues without it: %r", key, name, error, exc_info=error)
-        self._note_wishes(runner)
+        self.wants_batch_metrics = any(each.log_batch_metrics for each in runner.loggers.values())
         try:
             logger.close()
         except Exception as another:  # its first error has been reported

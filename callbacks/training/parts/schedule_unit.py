@@ -74,9 +74,10 @@ def check_unit(scheduler: Any, runner: IRunner) -> None:
 
 def warn_if_idle(scheduler: Any, runner: IRunner) -> None:
     """Warn at the end of a stage of steps that its only epoch ended with it, and a scheduler acted after all steps."""
-    budget, is_told = runner.current_run.stage.budget, hasattr(scheduler, "step_update") or wants(scheduler)
-    is_own = isinstance(scheduler, WarmupLR) or is_told
-    if budget.num_steps is None or runner.stage_epoch_step > 1 or is_own or not runner.engine.is_main_process:
+    is_of_steps = runner.current_run.stage.budget.num_steps is not None
+    is_one_epoch = runner.stage_epoch_step == 1 and runner.stage_optimizer_step > 0
+    acts_otherwise = isinstance(scheduler, WarmupLR) or hasattr(scheduler, "step_update") or wants(scheduler)
+    if not is_of_steps or not is_one_epoch or acts_otherwise or not runner.engine.is_main_process:
         return
     logger.warning(
         "%s was stepped after each epoch, and the run was one epoch of %d optimizer steps, so the learning rate did "
