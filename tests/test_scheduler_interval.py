@@ -1,6 +1,5 @@
-"""A scheduler is stepped in one unit, which is stated or told: learning rates against a hand-written loop."""
+"""A scheduler is stepped in one unit, which is stated or known: learning rates against a hand-written loop."""
 
-import inspect
 import logging
 from functools import partial
 
@@ -10,119 +9,23 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from runnerkit import dl
-from tests.interrupt import at
+from tests.schedules import (
+    NUM_EPOCHS,
+    NUM_STEPS,
+    PER_EPOCH,
+    Learns,
+    OwnUnit,
+    Steps,
+    TimmLike,
+    by_callbacks,
+    chained,
+    halve,
+    halve_of,
+    one_cycle,
+    rates_by_hand,
+    rates_of_run,
+)
 from tests.tiny import loader, mlp, sgd, train
-
-NUM_EPOCHS, PER_EPOCH = 3, 4  # of train()'s default loader
-NUM_STEPS = NUM_EPOCHS * PER_EPOCH
-
-
-class Own(dl.Runner):
-    """A runner whose loss callbacks make the steps from."""
-
-    def handle_batch(self, batch):
-        features, targets = batch
-        self.batch_metrics["loss"] = nn.functional.cross_entropy(self.model(features), targets)
-
-
-class Learns(dl.Runner):
-    """A runner that makes its steps itself, with learn()."""
-
-    steps_itself = True
-
-    def handle_batch(self, batch):
-        features, targets = batch
-        self.learn(nn.functional.cross_entropy(self.model(features), targets))
-
-
-class Steps(dl.Runner):
-    """A runner that makes its steps by hand, and the scheduler's if `steps_scheduler`."""
-
-    steps_scheduler = False
-
-    def handle_batch(self, batch):
-        features, targets = batch
-        self.optimizer.zero_grad()
-        self.engine.backward(nn.functional.cross_entropy(self.model(features), targets))
-        self.engine.step(self.optimizer)
-        if self.steps_scheduler:
-            self.scheduler.step()
-
-
-class OwnUnit(Steps):
-    steps_scheduler = True
-    scheduler_interval = "manual"
-
-
-def by_callbacks(*more):
-    return {"runner": Own(), "callbacks": [dl.BackwardCallback("loss"), dl.OptimizerCallback("loss"), *more]}
-
-
-class TimmLike:
-    """A schedule like timm's: linear down to 0 over `t_initial` units."""
-
-    def __init__(self, optimizer, t_initial, *, t_in_epochs=True):
-        self.optimizer, self.t_initial, self.t_in_epochs = optimizer, t_initial, t_in_epochs
-
-    def _set(self, t):
-        self.optimizer.param_groups[0]["lr"] = 0.1 * max(0.0, 1 - t / self.t_initial)
-
-    def step(self, epoch, metric=None):
-        if self.t_in_epochs:
-            self._set(epoch)
-
-    def step_update(self, num_updates, metric=None):
-        if not self.t_in_epochs:
-            self._set(num_updates)
-
-    def state_dict(self):
-        return {}
-
-    def load_state_dict(self, state):
-        pass
-
-
-def rates_of_run(scheduler, *, is_function=False, runner=None, callbacks=(), **options):
-    """Return the rate of each optimizer step of a run."""
-    rates = []
-    note = at("on_batch_start", lambda runner: rates.append(float(runner.optimizer.param_groups[0]["lr"])))
-    model = mlp()
-    optimizer = sgd(model)
-    given = scheduler if is_function else scheduler(optimizer)
-    options = {"num_epochs": NUM_EPOCHS, "callbacks": [*callbacks, note], "scheduler": given, **options}
-    train(model, runner=runner, optimizer=optimizer, **options)
-    return rates
-
-
-def rates_by_hand(make, unit, *, num_steps=NUM_STEPS):
-    """Return the rates of a hand-written loop that steps the scheduler in `unit`."""
-    optimizer = sgd(mlp())
-    scheduler, rates = make(optimizer), []
-    for step in range(num_steps):
-        rates.append(float(optimizer.param_groups[0]["lr"]))
-        optimizer.step()
-        is_end = (step + 1) % PER_EPOCH == 0
-        count = step + 1 if unit == "step" else (step + 1) // PER_EPOCH
-        if unit == "step" or is_end:
-            takes_epoch = "epoch" in inspect.signature(scheduler.step).parameters and hasattr(scheduler, "t_initial")
-            scheduler.step(count) if takes_epoch else scheduler.step()
-    return rates
-
-
-def halve(optimizer):
-    return lr_scheduler.StepLR(optimizer, 2, 0.5)
-
-
-def halve_of(optimizer, num_steps):
-    return halve(optimizer)
-
-
-def one_cycle(optimizer, num_steps=NUM_STEPS):
-    return lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=num_steps + 1)
-
-
-def chained(optimizer):
-    return lr_scheduler.ChainedScheduler([halve(optimizer), lr_scheduler.ExponentialLR(optimizer, 0.9)])
 
 
 @pytest.mark.parametrize(
@@ -363,91 +266,6 @@ def test_a_stream_that_does_not_end_leaves_a_warning(caplog):
 
     [warning] = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
     assert "one epoch of 5 optimizer steps" in warning and "scheduler_interval='step'" in warning
-
-
-def stepped_by(callbacks):
-    return {"callbacks": callbacks}
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"runner": Steps()}, ValueError, "nothing steps the scheduler.*scheduler_interval='step'.*'manual'"),
-        ({"scheduler_interval": "batch"}, ValueError, "scheduler_interval must be 'step'.*'epoch'.*'manual'.*'batch'"),
-        (
-            {"scheduler_interval": "step", **stepped_by([dl.SchedulerCallback(mode="epoch")])},
-            ValueError, "scheduler_interval='step' and SchedulerCallback.mode='epoch'. contradict",
-        ),
-        ({"scheduler_interval": "manual", **stepped_by([dl.SchedulerCallback()])}, ValueError, "remove one of the two"),
-    ],
-)  # fmt: skip
-def test_who_steps_the_scheduler_has_to_be_clear(options, error, words):
-    """One that nobody steps leaves the learning rate as it is; one that two step is twice as fast."""
-    with pytest.raises(error, match=words):
-        rates_of_run(halve, **options)
-
-
-@pytest.mark.parametrize("options", [{}, {"scheduler_interval": "step"}, by_callbacks()])
-def test_a_scheduler_that_is_stepped_twice_is_found(options):
-    """A callback of one's own that steps it, from before the run did, would halve the rate twice as often."""
-    event = "on_batch_end" if "scheduler_interval" in options else "on_epoch_end"
-    own = at(event, lambda runner: runner.scheduler.step())
-    options = {**options, "callbacks": [*options.get("callbacks", ()), own]}
-
-    with pytest.raises(ValueError, match=r"by the run, and by your code too.*scheduler_interval='manual'"):
-        rates_of_run(halve, **options)
-
-    unit = options.pop("scheduler_interval", "epoch")
-    assert rates_of_run(halve, **options, scheduler_interval="manual") == rates_by_hand(halve, unit)
-
-
-def test_hooks_have_to_add_a_callback():
-    """The library cannot add one to hooks that are overridden."""
-
-    class Hooks(Own):
-        def get_callbacks(self, stage):
-            return {"backward": dl.BackwardCallback("loss"), "optimizer": dl.OptimizerCallback("loss")}
-
-    for options in ({}, {"scheduler_interval": "step"}):
-        with pytest.raises(ValueError, match=r"add SchedulerCallback"):
-            rates_of_run(halve, runner=Hooks(), **options)
-
-
-def test_a_scheduler_that_needs_the_epoch_is_not_stepped_per_step():
-    with pytest.raises(ValueError, match=r"needs the number of the epoch.*step_update"):
-        rates_of_run(partial(TimmLike, t_initial=NUM_EPOCHS), scheduler_interval="step")
-
-
-@pytest.mark.parametrize(
-    ("wrap", "words"),
-    [
-        (
-            lambda each: {"scheduler": each, "interval": "step"},
-            "Lightning's form.*scheduler=.*scheduler_interval='step'",
-        ),
-        (
-            lambda each: {"scheduler": each, "monitor": "val_loss", "frequency": 2},
-            r"scheduler_interval='epoch'.*SchedulerCallback\(loader_key='valid', metric_key='loss'\).*frequency=2",
-        ),
-        (lambda each: [each], "got a list of 1.*SequentialLR"),
-        (lambda each: (each, each), "got a tuple of 2"),
-        (lambda each: "cosine", "the string 'cosine'.*cosine_with_warmup"),
-        (lambda each: {"": "StepLR"}, "the string 'StepLR'"),
-        (lambda each: 0.1, r"a float without a method step\(\)"),
-        (lambda each: type(each), "the class StepLR; pass an instance"),
-    ],
-)
-def test_other_forms_are_explained(wrap, words):
-    """Lightning's dict, names and lists raise before the run, also if a hook returns them."""
-
-    class Made(dl.SupervisedRunner):
-        def get_scheduler(self, stage, optimizer):
-            return wrap(halve(optimizer))
-
-    with pytest.raises(TypeError, match=words):
-        rates_of_run(lambda optimizer: wrap(halve(optimizer)))
-    with pytest.raises(TypeError, match=words):
-        train(runner=Made())
 
 
 def test_the_last_interval_does_not_stay(tmp_path):
