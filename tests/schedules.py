@@ -32,7 +32,7 @@ class Learns(dl.Runner):
 
 
 class Steps(dl.Runner):
-    """A runner that makes its steps by hand, and the scheduler's if `steps_scheduler`."""
+    """A runner that makes its steps in `handle_batch`, and the scheduler's if `steps_scheduler`."""
 
     steps_scheduler = False
 

@@ -34,7 +34,7 @@ def test_who_steps_the_scheduler_has_to_be_clear(options, error, words):
 
 @pytest.mark.parametrize("options", [{}, {"scheduler_interval": "step"}, by_callbacks()])
 def test_a_scheduler_that_is_stepped_twice_is_found(options):
-    """A callback of one's own that steps it, from before the run did, would halve the rate twice as often."""
+    """A custom callback that steps it as well would halve the rate twice as often."""
     event = "on_batch_end" if "scheduler_interval" in options else "on_epoch_end"
     own = at(event, lambda runner: runner.scheduler.step())
     options = {**options, "callbacks": [*options.get("callbacks", ()), own]}

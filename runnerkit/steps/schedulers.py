@@ -54,7 +54,7 @@ def check_form(scheduler: Any) -> None:
             )
         if isinstance(each, str):
             raise TypeError(
-                f"{name} is the string {each!r}, and schedulers have no names here: write scheduler="
+                f"{name} is the string {each!r}, but schedulers are not chosen by name: write scheduler="
                 "dl.cosine_with_warmup, or an object such as torch.optim.lr_scheduler.StepLR(optimizer, 10)"
             )
         if each is not None and not hasattr(each, "step") and not callable(each):
@@ -84,7 +84,7 @@ def check_scheduler(scheduler: Any, optimizer: Any) -> None:
 def unstepped(schedulers: Any, callbacks: Mapping[str, Any]) -> list[str]:
     """Return the keys of the schedulers that no callback steps.
 
-    A callback without a `scheduler_key`, of a class of the user's own, steps all of them.
+    A custom callback without a `scheduler_key` steps all of them.
     """
     steppers = [each for each in map(innermost, callbacks.values()) if isinstance(each, ISchedulerCallback)]
     if any(not hasattr(each, "scheduler_key") for each in steppers):
@@ -119,7 +119,7 @@ def check_stepped(runner: IRunner) -> None:
     if missing:
         name, argument = (f"scheduler {missing[0]!r}", repr(missing[0])) if missing[0] else ("the scheduler", "")
         raise ValueError(
-            f"nothing steps {name}, so the learning rate would not change. The run has no callback for it, and "
+            f"nothing steps {name}, so the learning rate would not change. The run lacks a callback for it, and "
             f"{type(runner).__name__} makes its optimizer steps itself and may step it as well: write "
             "scheduler_interval='step' or 'epoch' (an argument of train) to have it stepped after each optimizer step "
             f"or epoch, or add SchedulerCallback({argument}); 'manual' if your code steps it"
@@ -139,5 +139,5 @@ def _of_lightning(given: dict[str, Any]) -> str:
         names = f"loader_key={loader_key!r}, metric_key={metric_key!r}"
         words += f", and for monitor={given['monitor']!r} callbacks=[dl.SchedulerCallback({names})]"
     if given.get("frequency", 1) != 1:
-        words += f"; frequency={given['frequency']} has no counterpart: make the schedule longer instead"
+        words += f"; frequency={given['frequency']} is not supported: make the schedule longer instead"
     return words
