@@ -227,7 +227,7 @@ def optimizer_callbacks(callbacks: Mapping[str, ICallback]) -> list[IOptimizerCa
 
 
 class ISchedulerCallback(Callback):
-    """A callback that steps a learning-rate scheduler."""
+    """A callback that steps the learning-rate scheduler of its `scheduler_key`, or all of them if it has none."""
 
 
 class IMetricCallback(Callback):

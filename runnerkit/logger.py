@@ -91,12 +91,16 @@ class ILogger(ABC):
         logdir: folder of its files, which only one run at a time may use; None if it does not write files.
         log_batch_metrics: receive the metrics of single training steps (every ``log_every`` steps).
         log_epoch_metrics: receive the metrics of whole loaders.
+        log_throughput: with the metrics of single training steps, also receive "samples/s" and, if batches have a
+            `batch_weight` such as their number of tokens, "tokens/s", since the step logged before. Files leave them
+            out: those of a resumed run would differ.
     """
 
     is_essential: bool = False
     logdir: Path | None = None
     log_batch_metrics: bool = False
     log_epoch_metrics: bool = True
+    log_throughput: bool = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -24,6 +24,7 @@ from runnerkit.loop.run import Run
 from runnerkit.resume.overrides import Source
 from runnerkit.steps import learning
 from runnerkit.steps.budget import Budget
+from runnerkit.steps.schedulers import Interval
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, StateDict
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class IRunner(IListener):
         optimizer_step: optimizer steps so far: batches, groups of accumulated batches, or steps of :meth:`learn`.
         steps_itself: True in a class whose `handle_batch` makes the steps: SupervisedRunner then adds neither a
             BackwardCallback nor an OptimizerCallback.
+        scheduler_interval: the unit in which schedulers are stepped, see :meth:`Runner.train`; "manual" in a class that
+            steps them in `handle_batch`. An argument of `train` precedes it.
         steps_per_batch: steps that :meth:`learn` makes in each batch, by which `num_steps` counts.
         num_steps: optimizer steps of the stage, for schedules; None if one of its limits does not tell (docs/loop.md).
         stage_epoch_len: epochs of the stage; None if unknown.
@@ -151,6 +154,7 @@ class IRunner(IListener):
     _num_epochs: int | None = 1  # a subclass may set it before __init__
     steps_itself = False
     steps_per_batch = 1
+    scheduler_interval: Interval | None = None
 
     @property
     def device(self) -> torch.device:

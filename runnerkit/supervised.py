@@ -8,20 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor, nn
 
-from runnerkit.callback import (
-    IBackwardCallback,
-    ICallback,
-    ICriterionCallback,
-    IOptimizerCallback,
-    ISchedulerCallback,
-)
-from runnerkit.callbacks import BackwardCallback, CriterionCallback, OptimizerCallback, SchedulerCallback
-from runnerkit.callbacks.training.scheduler import wants_argument
+from runnerkit.callback import IBackwardCallback, ICallback, ICriterionCallback, IOptimizerCallback
+from runnerkit.callbacks import BackwardCallback, CriterionCallback, OptimizerCallback
 from runnerkit.engine import IEngine
 from runnerkit.errors import UnknownKeyError
 from runnerkit.train import Runner
 from runnerkit.train_options import holds
-from runnerkit.types import Batch, Model, as_dict, is_maker
+from runnerkit.types import Batch, Model, as_dict
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -94,11 +87,7 @@ class SupervisedRunner(Runner):
                 callbacks["_backward"] = BackwardCallback(self.loss_key)
             if not holds(callbacks, IOptimizerCallback):
                 callbacks["_optimizer"] = OptimizerCallback(self.loss_key)
-        # A scheduler of any class is stepped.
-        if self.scheduler is not None and not holds(callbacks, ISchedulerCallback):
-            counts_steps = is_maker(self._given.scheduler) and not wants_argument(self.scheduler)
-            callbacks["_scheduler"] = SchedulerCallback(mode="batch" if counts_steps else None)
-        return callbacks
+        return callbacks | self._scheduler_callbacks(callbacks)
 
     def _criterion_keys(self) -> tuple[Keys, Keys]:
         """Return the batch keys of the criterion's arguments."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from runnerkit import callbacks as parts  # each is imported when it is first used
-from runnerkit.callback import ICallback
+from runnerkit.callback import ICallback, IOptimizerCallback
 from runnerkit.engine import IEngine
 from runnerkit.engines import choose_engine, get_available_engine
 from runnerkit.errors import UnknownKeyError
@@ -24,8 +24,9 @@ from runnerkit.resume.overrides import Source
 from runnerkit.runner import IRunner
 from runnerkit.steps.budget import Budget
 from runnerkit.steps.makers import check_made
+from runnerkit.steps.schedulers import Interval, unstepped
 from runnerkit.storage.remote.urls import as_url
-from runnerkit.train_options import TrainOptions, callbacks_by_key
+from runnerkit.train_options import TrainOptions, callbacks_by_key, holds
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict, is_maker, like
 
 
@@ -65,6 +66,7 @@ class Runner(IRunner):
         criterion: Criterion | None = None,
         optimizer: Optimizers | Callable[[list[Any]], Any] | None = None,
         scheduler: Scheduler | Callable[[Any, int | None], Any] | None = None,
+        scheduler_interval: Interval | None = None,
         engine: IEngine | None = None,
         callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None = None,
         loggers: Mapping[str, ILogger | None] | None = None,
@@ -87,7 +89,7 @@ class Runner(IRunner):
         valid_metric: str | None = None,
         minimize_valid_metric: bool | None = None,
         valid_every_steps: int | None = None,
-        log_every: int = 10,
+        log_every: int | None = None,
         non_finite: Literal["raise", "locate", "keep"] = "keep",
         detect_anomaly: bool = False,
         deterministic: bool = False,
@@ -111,6 +113,10 @@ class Runner(IRunner):
             model, criterion, optimizer, scheduler: one each, or dicts of several. `optimizer` may be a function of a
                 list of the model's parameters, `scheduler` one of the optimizer and the number of steps (None if a
                 limit does not tell, see docs/loop.md); both are called in the processes that train.
+            scheduler_interval: the unit in which schedulers are stepped: "step", after each optimizer step, "epoch", or
+                "manual" if your code steps them. None is the unit of the scheduler: a function's is the step, since it
+                is told their number, as are those of OneCycleLR and CyclicLR; other objects, and schedulers that need a
+                metric, are stepped after each epoch (docs/schedules.md).
             engine: the engine to run on; or choose one with the flags `cpu`, `fp16`, `amp`, `apex`, `ddp`.
             callbacks: additional callbacks.
             loggers: in addition to the console and, with `logdir`, CSV and TensorBoard. The keys "console", "csv" and
@@ -137,7 +143,9 @@ class Runner(IRunner):
                 the other is "valid" or "loss". Without both, no best checkpoint is kept.
             valid_every_steps: also evaluate, and update the best checkpoint, each time this many optimizer steps
                 passed.
-            log_every: optimizer steps between two step logs, for loggers with ``log_batch_metrics``.
+            log_every: optimizer steps between two step logs, for loggers with ``log_batch_metrics``; None is 10. Given
+                this, `num_steps` or `valid_every_steps`, the default loggers take them: CSV and TensorBoard have curves
+                of steps, and the console lines with the throughput (docs/logging.md).
             non_finite: "raise" raises at the end of a loader if one of its ``batch_metrics`` was NaN or infinite;
                 "locate" raises within the batch and names the module, see NonFiniteCallback; "keep" ignores it.
             detect_anomaly: make autograd raise when a gradient becomes NaN, and print the traceback of the operation's
@@ -173,10 +181,11 @@ class Runner(IRunner):
         self.model, self.criterion, self.optimizer, self.scheduler = model, criterion, optimizer, scheduler
         self.accumulation_steps, self.gradient_clip = options.batches_per_step, gradient_clip
         self.epoch_steps, self.loss_reduction = epoch_steps, loss_reduction
-        self.valid_every_steps, self.log_every = valid_every_steps, log_every
+        self.valid_every_steps, self.log_every = valid_every_steps, 10 if log_every is None else log_every
         self.non_finite = "keep" if non_finite == "keep" else "raise"
         self.detect_anomaly, self.deterministic = detect_anomaly, deterministic
         self.resume_options = resume_options
+        self.scheduler_interval = scheduler_interval or type(self).scheduler_interval
         return self.run()
 
     def get_loggers(self) -> dict[str, ILogger]:
@@ -219,10 +228,20 @@ class Runner(IRunner):
             )
         made = {key: each(optimizers[key], self.num_steps) if is_maker(each) else each for key, each in given.items()}
         check_made(made, what="scheduler")
+        self.current_run.stage.made_schedulers = frozenset(key for key, each in given.items() if is_maker(each))
         return like(self._given.scheduler, made)
 
     def get_callbacks(self, stage: str) -> dict[str, ICallback]:
-        return dict(self._given.callbacks)
+        callbacks = dict(self._given.callbacks)
+        # Otherwise handle_batch makes the steps, and may step the scheduler too: the stage raises.
+        if self.steps_itself or self.scheduler_interval is not None or holds(callbacks, IOptimizerCallback):
+            callbacks |= self._scheduler_callbacks(callbacks)
+        return callbacks
+
+    def _scheduler_callbacks(self, callbacks: Mapping[str, ICallback]) -> dict[str, ICallback]:
+        """Return a callback for each scheduler that none of `callbacks` steps, unless the user's code does."""
+        keys = [] if self.scheduler_interval == "manual" else unstepped(self.scheduler, callbacks)
+        return {f"_scheduler_{key}" if key else "_scheduler": parts.SchedulerCallback(key or None) for key in keys}
 
     def predict_batch(self, batch: Batch, **kwargs: Any) -> Any:
         """Return the predictions for a batch that is on the device; implement it for inference."""

@@ -22,9 +22,12 @@ from runnerkit.resume.overrides import Source, check_source
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.steps.budget import Budget
 from runnerkit.steps.makers import check_makers
+from runnerkit.steps.schedulers import Interval, check_interval, check_scheduler
 from runnerkit.storage.remote.urls import as_url, local_path, url_of
 from runnerkit.support.arguments import check_integers, check_mappings, check_numbers
 from runnerkit.types import Criterion, Model, Optimizers, Scheduler
+
+_CONSOLE_S = 10.0  # between two lines of training steps, if their interval is not given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,7 @@ class TrainOptions:
     criterion: Criterion | None
     optimizer: Optimizers | Callable[[list[Any]], Any] | None
     scheduler: Scheduler | Callable[[Any, int | None], Any] | None
+    scheduler_interval: Interval | None
     engine: IEngine | None
     callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None
     loggers: Mapping[str, ILogger | None] | None
@@ -62,7 +66,7 @@ class TrainOptions:
     valid_metric: str | None
     minimize_valid_metric: bool | None
     valid_every_steps: int | None
-    log_every: int
+    log_every: int | None
     non_finite: Literal["raise", "locate", "keep"]
     detect_anomaly: bool
     deterministic: bool
@@ -158,11 +162,21 @@ class TrainOptions:
         return {**chosen, **wanted}
 
     @cached_property
+    def wants_curves_of_steps(self) -> bool:
+        """Whether the default loggers take training steps: an argument counts steps."""
+        return any(each is not None for each in (self.log_every, self.num_steps, self.valid_every_steps))
+
+    @cached_property
     def all_loggers(self) -> dict[str, ILogger]:
         """The loggers that are passed, and the default loggers that they do not replace."""
-        loggers: dict[str, ILogger | None] = {"console": ConsoleLogger()}
+        steps: Any = {"log_batch_metrics": self.wants_curves_of_steps}
+        pace_s = 0.0 if self.log_every is not None else _CONSOLE_S
+        loggers: dict[str, ILogger | None] = {"console": ConsoleLogger(**steps, every_s=pace_s)}
         if self.folder is not None:
-            loggers |= {"csv": CSVLogger(self.folder), "tensorboard": TensorboardLogger(self.folder)}
+            is_of_steps = self.num_steps is not None or self.valid_every_steps is not None
+            x_axis: Any = "step" if is_of_steps else "epoch"
+            loggers["csv"] = CSVLogger(self.folder, **steps)
+            loggers["tensorboard"] = TensorboardLogger(self.folder, **steps, x_axis=x_axis)
         if self.loggers is not None:
             run_logs.check_loggers(self.loggers)
         loggers |= self.loggers or {}
@@ -171,14 +185,16 @@ class TrainOptions:
         return chosen
 
     def _check_values(self) -> None:
-        check_integers("train", log_every=self.log_every, accumulation_steps=self.accumulation_steps)
+        check_integers("train", accumulation_steps=self.accumulation_steps)
         limits = {"num_epochs": self.num_epochs, "num_steps": self.num_steps, "num_samples": self.num_samples}
         intervals = {"valid_every_steps": self.valid_every_steps, "epoch_steps": self.epoch_steps}
+        intervals["log_every"] = self.log_every
         check_integers("train", or_none=True, **limits, **intervals)
         check_numbers("train", above=0, or_none=True, max_hours=self.max_hours, gradient_clip=self.gradient_clip)
         check_mappings("train", hparams=self.hparams)
         check_policy(self.non_finite)
         check_source(self.resume_options)
+        check_interval(self.scheduler_interval)
         if self.loss_reduction not in ("mean", "sum"):
             raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {self.loss_reduction!r}")
         _ = self.chosen_engine
@@ -213,7 +229,7 @@ class TrainOptions:
     def _check_components(self) -> None:
         if self.model is not None:
             parameter_checks.check_optimizer(self.optimizer, self.model, self.criterion)
-        checks.check_scheduler(self.scheduler, self.optimizer)
+        check_scheduler(self.scheduler, self.optimizer)
         check_makers(self.optimizer, self.scheduler)
         if self.loaders is None:
             return

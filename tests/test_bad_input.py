@@ -150,7 +150,7 @@ BAD = {
     "no epochs": ({"num_epochs": 0}, ValueError, "train: num_epochs must be >= 1 .*got 0"),
     "epochs in parts": ({"num_epochs": 1.5}, TypeError, "num_epochs must be an integer >= 1 .*got 1.5"),
     "steps in parts": ({"valid_every_steps": 2.5}, TypeError, "valid_every_steps .* integer >= 1 or None, got 2.5"),
-    "logs in parts": ({"log_every": 0.5}, TypeError, "train: log_every must be an integer >= 1, got 0.5"),
+    "logs in parts": ({"log_every": 0.5}, TypeError, "train: log_every must be an integer >= 1 or None, got 0.5"),
     "resume by a flag": ({"resume": True}, TypeError, r'resume=True is not a path: .* or "auto" to train'),
     "resume of nothing": ({"resume": "no/such/file.pth"}, FileNotFoundError, "no/such/file.pth"),
     "resume of an empty logdir": ({"resume": "."}, FileNotFoundError, "nothing to resume from"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +11,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, ISchedulerCallback, innermost, last_training_loader
 from runnerkit.callbacks.training.parts.schedule_length import check_length
+from runnerkit.callbacks.training.parts.schedule_unit import check_unit, own_unit, wants, warn_if_idle
 from runnerkit.errors import UnknownKeyError
 from runnerkit.support.arguments import check_strings
 from runnerkit.types import as_dict, widest_float
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from runnerkit.runner import IRunner
 
 __all__ = ["SchedulerCallback"]
-
-_PER_STEP = (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR)
 
 
 class SchedulerCallback(ISchedulerCallback):
@@ -35,40 +33,46 @@ class SchedulerCallback(ISchedulerCallback):
 
     Args:
         scheduler_key: which scheduler, if the runner has several.
-        mode: "epoch", or "batch": after each actual optimizer step, also of several in a batch (batches that only
+        mode: "epoch", or "step": after each actual optimizer step, also of several in a batch (batches that only
             accumulate and steps that the gradient scaler skips do not count; one that needs a metric steps once a
-            batch). None is "batch" for OneCycleLR and CyclicLR, else "epoch".
+            batch). "batch" is another name of "step". None is the runner's `scheduler_interval`, or else the unit of
+            the scheduler: "step" for OneCycleLR, CyclicLR, and those that a function passed to `train` made, unless
+            they need an argument; "epoch" for others.
         loader_key, metric_key: the metric for a scheduler that needs one. None is the metric that selects the best
             checkpoint, else the loss of "valid", of the only evaluation loader, or of "train" if there is none.
     Raises:
         ValueError: the scheduler waits for larger values, and the metric is better if smaller, or the reverse; several
-            evaluation loaders, and none of them is "valid"; the run takes more steps than a OneCycleLR has.
+            evaluation loaders, and none of them is "valid"; the run takes more steps than a OneCycleLR has; a schedule
+            was made for the steps of the run, and is stepped after each epoch because no unit is given;
+            other code steps it too.
 
-    >>> SchedulerCallback(mode="batch").mode
-    'batch'
+    >>> SchedulerCallback(mode="step").mode
+    'step'
     """
 
     def __init__(
         self,
         scheduler_key: str | None = None,
-        mode: Literal["epoch", "batch"] | None = None,
+        mode: Literal["epoch", "step", "batch"] | None = None,
         loader_key: str | None = None,
         metric_key: str | None = None,
     ) -> None:
         # Before the checkpoint of the same epoch, so that a resumed run continues with the next epoch's learning rate.
         super().__init__(order=CallbackOrder.Scheduler)
         check_strings(self, or_none=True, scheduler_key=scheduler_key, loader_key=loader_key, metric_key=metric_key)
-        if mode not in (None, "epoch", "batch"):
-            raise ValueError(f"SchedulerCallback: mode must be 'epoch', 'batch' or None, got {mode!r}")
+        if mode not in (None, "epoch", "step", "batch"):
+            raise ValueError(f"SchedulerCallback: mode must be 'epoch', 'step', 'batch' or None, got {mode!r}")
         self.scheduler_key = scheduler_key
         self.mode = mode
         self.loader_key = loader_key
         self.metric_key = metric_key
         if loader_key is not None and metric_key is not None:
             self.requires = ((loader_key, metric_key),)
+        self._unit: str | None = None  # the one that is given
         self._steps_per_batch = self._is_ever_per_batch = False
         self._optimizer_stepped = self._updates = False
         self._scheduler: Any = None
+        self._count: int | None = None  # its steps after the last one, to see those of others
         self._after: Any = None  # the one after the warmup, or the scheduler itself
         self._hooks: list[Any] = []
         self._filter: Any = None
@@ -83,12 +87,29 @@ class SchedulerCallback(ISchedulerCallback):
         if (self.scheduler_key or "") not in schedulers:
             have = sorted(schedulers) if schedulers else "none"
             raise UnknownKeyError(f"SchedulerCallback needs scheduler {self.scheduler_key!r}; the runner has {have}")
+        self._check_unit(runner)
         self._follow(schedulers[self.scheduler_key or ""], runner)
+        if self._unit == "step" and self._wants_of(self._after) == "epoch":
+            raise ValueError(
+                f"step of {type(self._after).__name__} needs the number of the epoch, so it cannot be stepped after "
+                "each optimizer step: leave the unit out, and step_update, if it has one, is told the number of steps"
+            )
         if self._wants_of(self._after) == "metrics":
             self._choose_metric(runner)  # raises before training
         found = runner.current_run.resume_point.found
         if found is None or found.is_restored:  # else the checkpoint's schedule continues
+            if self._unit is None and not self._steps_per_batch:
+                check_unit(self._scheduler, runner)
             check_length(self._scheduler, runner, is_per_step=self._steps_per_batch)
+
+    def _check_unit(self, runner: IRunner) -> None:
+        given, own = runner.scheduler_interval, "step" if self.mode == "batch" else self.mode
+        if given is not None and own is not None and given != own:
+            raise ValueError(
+                f"scheduler_interval={given!r} and SchedulerCallback(mode={self.mode!r}) contradict each other: leave "
+                "one of the two out"
+            )
+        self._unit = own or given
 
     def _choose_metric(self, runner: IRunner) -> tuple[str, str]:
         if self.loader_key is not None and self.metric_key is not None:
@@ -128,9 +149,10 @@ class SchedulerCallback(ISchedulerCallback):
             self._follow(scheduler, runner)
 
     def _follow(self, scheduler: Any, runner: IRunner) -> None:
-        self._scheduler = scheduler
-        self._after = after = scheduler.after if isinstance(scheduler, WarmupLR) else scheduler
-        self._steps_per_batch = self.mode == "batch" or (self.mode is None and isinstance(after, _PER_STEP))
+        self._scheduler, self._count = scheduler, None
+        self._after = scheduler.after if isinstance(scheduler, WarmupLR) else scheduler
+        is_made = (self.scheduler_key or "") in runner.current_run.stage.made_schedulers
+        self._steps_per_batch = (self._unit or own_unit(scheduler, is_made=is_made)) == "step"
         warms_up_per_batch = isinstance(scheduler, WarmupLR) and scheduler.is_per_step
         self._updates = hasattr(scheduler, "step_update")
         self._is_ever_per_batch = self._steps_per_batch or warms_up_per_batch or self._updates
@@ -190,6 +212,8 @@ class SchedulerCallback(ISchedulerCallback):
             self._step(scheduler, runner, None)
 
     def on_stage_end(self, runner: IRunner) -> None:
+        if self._unit is None and not self._steps_per_batch:
+            warn_if_idle(self._scheduler, runner)
         self._leave()
 
     def on_exception(self, runner: IRunner) -> None:
@@ -203,17 +227,23 @@ class SchedulerCallback(ISchedulerCallback):
     def _step(self, scheduler: Any, runner: IRunner, metric: Any) -> None:
         if scheduler is None:  # no scheduler after the warmup
             return
-        wants = self._wants_of(scheduler)
-        if wants == "metrics":
+        if self._count is not None and self._count != getattr(scheduler, "last_epoch", None):
+            raise ValueError(
+                f"{type(scheduler).__name__} is stepped by the run, and by your code too, so the learning rate changes "
+                "twice as fast: leave out your step(), or write scheduler_interval='manual'"
+            )
+        needed = self._wants_of(scheduler)
+        if needed == "metrics":
             scheduler.step(self._epoch_metric(runner) if metric is None else metric)
-        elif wants == "epoch":
+        elif needed == "epoch":
             scheduler.step(runner.stage_epoch_step)
         else:
             scheduler.step()
+        self._count = getattr(scheduler, "last_epoch", None)
 
     def _wants_of(self, scheduler: Any) -> str | None:
         if id(scheduler) not in self._wants:
-            self._wants[id(scheduler)] = _wants(scheduler)
+            self._wants[id(scheduler)] = wants(scheduler)
         return self._wants[id(scheduler)]
 
     def _epoch_metric(self, runner: IRunner) -> float:
@@ -233,11 +263,6 @@ def _judge(runner: IRunner) -> ICheckpointCallback | None:
     return next((each for each in savers if each.metric_key is not None), None)
 
 
-def wants_argument(scheduler: Any) -> bool:
-    """Return whether ``step`` needs a metric (ReduceLROnPlateau) or an epoch (timm), and so is not for each step."""
-    return not isinstance(scheduler, dict | WarmupLR) and _wants(scheduler) is not None
-
-
 def _mean_over_processes(metric: Any, runner: IRunner) -> Any:
     """Return the batch's metric as of all samples of the step, for all processes to decide alike; waits for it."""
     if metric is None:
@@ -246,12 +271,3 @@ def _mean_over_processes(metric: Any, runner: IRunner) -> Any:
     value = torch.as_tensor(metric, dtype=dtype, device=device).detach()
     total, count = runner.engine.reduce(torch.stack([value * size, torch.full_like(value, size)])).tolist()
     return total / count if count else None
-
-
-def _wants(scheduler: Any) -> str | None:
-    """Return the argument that ``step`` needs: "metrics", "epoch" or None."""
-    if scheduler is None:
-        return None
-    parameters = inspect.signature(scheduler.step).parameters.values()
-    needed = [each.name for each in parameters if each.default is inspect.Parameter.empty]
-    return next((name for name in ("metrics", "epoch") if name in needed), None)

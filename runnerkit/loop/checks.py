@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -26,7 +25,6 @@ from torch.utils.data import (
 from runnerkit.callback import EVENTS, ICallback, ICheckpointCallback, IListener, innermost
 from runnerkit.sampling.feed import dataset_of, samplers_of
 from runnerkit.sampling.sharding import count_batches, share_of
-from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -284,28 +282,6 @@ def warn_of_length(runner: IRunner, length: int | None) -> None:
             "schedules are told the number of steps, or remove it", runner.loader_key, runner.loader_batch_step, length,
         )  # fmt: skip
     known.add(runner.loader_key)
-
-
-def check_scheduler(scheduler: Any, optimizer: Any) -> None:
-    """Raise if a scheduler belongs to an optimizer that does not train: the learning rate would not change.
-
-    An optimizer that wraps another one, such as Lookahead, has the groups of the inner one.
-
-    Raises:
-        ValueError: with what to do.
-    """
-    for each in as_dict(scheduler).values():
-        if isinstance(each, type):
-            raise TypeError(
-                f"scheduler is the class {each.__name__}; pass an instance of it, or a function of the optimizer and "
-                "the number of steps"
-            )
-    groups = {id(group) for each in as_dict(optimizer).values() for group in getattr(each, "param_groups", [])}
-    for key, each in as_dict(scheduler).items():
-        own = getattr(each, "optimizer", None)
-        if groups and isinstance(own, Optimizer) and not any(id(group) in groups for group in own.param_groups):
-            name = f"scheduler {key!r}" if key else "the scheduler"
-            raise ValueError(f"{name} steps an optimizer other than the one that trains; create it from that one")
 
 
 def check_callbacks(callbacks: Mapping[str, ICallback], loaders: Mapping[str, Any]) -> None:

@@ -15,7 +15,6 @@ from runnerkit.sampling.sharding import batches_of, count_batches, gives_new_bat
 from runnerkit.steps import learning, step_watch
 from runnerkit.steps.budget import is_over, limit_pass
 from runnerkit.steps.gradient_step import GradientStep
-from runnerkit.steps.learning_rates import rates_of_all
 from runnerkit.support.device_move import copied
 from runnerkit.support.host_copy import as_number
 from runnerkit.types import Batch, as_dict
@@ -87,6 +86,7 @@ class Pass(ProcessState):
         runner.gradient_step = current.gradient_step = GradientStep.of_pass(runner, num_before=current.num_skipped)
         if runner.is_train_loader:
             step_watch.start_watch(runner)
+            runner.current_run.logs.throughput.start(runner)
             before = runner.batch_step - runner.loader_batch_step
             runner.engine.enter_training_loader(lambda: runner.batch_step - before)
         return current
@@ -162,9 +162,7 @@ class Pass(ProcessState):
         logs = runner.current_run.logs
         is_step = runner.is_train_loader and step.stepped_at == runner.batch_step
         if logs.wants_batch_metrics and is_step and runner.optimizer_step % runner.log_every < step.num_steps:
-            logs.hand_over_steps(runner)  # earlier ones, long computed by now
-            metrics, rates = runner.batch_metrics, rates_of_all(runner.optimizer)
-            logs.queue.put(runner.step, {**metrics, **rates, **metrics})  # the user's "lr" stays
+            logs.queue_step(runner)
 
     def finish(self, runner: IRunner) -> None:
         """End a pass: one reduction over processes, then the callbacks, then the loggers; every rank must call."""
@@ -203,7 +201,8 @@ def aside(runner: IRunner) -> Iterator[None]:
     """
     outer = LoaderAttributes.of(runner)
     runner.need_early_stop = False  # it concerns the pass outside
-    yield
+    with runner.current_run.logs.throughput.paused():
+        yield
     outer.loader_pass.ends_stage = outer.loader_pass.ends_stage or runner.need_early_stop
     outer.restore(runner)
 

@@ -14,6 +14,8 @@ from runnerkit.logger import ILogger, Scope, Step, StepQueue, takes
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.environment import describe_environment
 from runnerkit.loop.stop_signals import heeded
+from runnerkit.loop.throughput import Throughput, with_throughput, without_throughput
+from runnerkit.steps.learning_rates import rates_of_all
 from runnerkit.storage import claims
 from runnerkit.storage.remote.urls import url_of
 from runnerkit.support.redaction import redacted
@@ -36,14 +38,17 @@ class RunLogs(ProcessState):
     Attributes:
         is_open: whether the loggers have been set up.
         wants_batch_metrics: whether a logger takes the metrics of training steps.
+        wants_throughput: whether one of them takes, or took before it failed, the throughput too.
         queue: metrics of training steps, on the device, not yet sent to the loggers.
+        throughput: of the training since the last logged step.
         more_hparams: hyperparameters added by ``log_hparams``.
     """
 
     def __init__(self) -> None:
         self.is_open = False
-        self.wants_batch_metrics = False
+        self.wants_batch_metrics = self.wants_throughput = False
         self.queue = StepQueue()
+        self.throughput = Throughput()
         self.more_hparams: dict[str, Any] = {}
         self._early: list[tuple[str, str, Any, Step]] | None = None  # logged before the loggers are open
         self._locked: dict[Path, Callable[[], None]] = {}  # logdirs of this run, and how to release them
@@ -89,7 +94,9 @@ class RunLogs(ProcessState):
         for method, tag, value, step in early:
             if not runner.current_run.resume_point.is_found:  # otherwise the interrupted run has logged it
                 self._send(runner, method, tag, value, step=step, scope="loader")
-        self.wants_batch_metrics = any(logger.log_batch_metrics for logger in runner.loggers.values())
+        steps = [logger for logger in runner.loggers.values() if logger.log_batch_metrics]
+        self.wants_batch_metrics = bool(steps)
+        self.wants_throughput = any(logger.log_throughput for logger in steps)
 
     @contextmanager
     def paused(self, runner: IRunner) -> Iterator[None]:
@@ -112,13 +119,23 @@ class RunLogs(ProcessState):
             if logger.log_epoch_metrics:
                 self._call(runner, key, logger, "log_scalars", metrics, step=runner.step, scope="loader")
 
+    def queue_step(self, runner: IRunner) -> None:
+        """Queue a training step's metrics and learning rates, and log those before it, long computed by now."""
+        self.hand_over_steps(runner)
+        metrics, rates = runner.batch_metrics, rates_of_all(runner.optimizer)
+        speed = self.throughput.take(runner) if self.wants_throughput else {}
+        self.queue.put(runner.step, {**metrics, **rates, **metrics, **speed})  # the user's "lr" stays
+
     def hand_over_steps(self, runner: IRunner) -> None:
         """Log the training steps in the queue."""
-        steps = self.queue.take()
+        steps = full = self.queue.take()
+        if self.wants_throughput:
+            steps = [(step, without_throughput(metrics)) for step, metrics in full]
+            full = [(step, with_throughput(metrics)) for step, metrics in full]
         for key, logger in list(runner.loggers.items()):
             if logger.log_batch_metrics:
                 try:  # without _call, as each function call counts here
-                    for step, metrics in steps:
+                    for step, metrics in full if logger.log_throughput else steps:
                         logger.log_scalars(metrics, step=step, scope="batch")
                 except Exception as error:
                     self._remove(runner, key, error)

@@ -17,7 +17,7 @@ from runnerkit.loop.loader_pass import is_training
 from runnerkit.models.evaluation_weights import EvaluationWeights
 from runnerkit.models.modes import TrainingModes
 from runnerkit.seeding.generators import derive_seed, set_global_seed
-from runnerkit.steps import step_watch
+from runnerkit.steps import schedulers, step_watch
 from runnerkit.steps.budget import Budget, accumulation_of, budget_of, count_steps, paces_of
 from runnerkit.steps.gradient_step import WeightUnits
 from runnerkit.support.torch_internals import inner_schedulers
@@ -44,6 +44,7 @@ class Stage(ProcessState):
         budget: when the stage ends; `may_end_early`, within an epoch.
         num_steps: optimizer steps until then; None if the loaders do not tell.
         has_told_steps: whether somebody asked for that number.
+        made_schedulers: keys of the schedulers that were made by functions of that number.
         weight_units: of the batches' weights.
         checked_batch_sizes, compared_streams: keys of loaders whose first batch was checked.
         has_checked_criterion: whether a warning was due that batches need other weights than their samples.
@@ -64,6 +65,7 @@ class Stage(ProcessState):
         self.may_end_early = False
         self.num_steps: int | None = None
         self.has_told_steps = False
+        self.made_schedulers: frozenset[str] = frozenset()
         self.weight_units = WeightUnits()
         self.checked_batch_sizes: set[str] = set()
         self.compared_streams: set[str] = set()
@@ -92,6 +94,8 @@ class Stage(ProcessState):
             _check_trains(runner)
         runner.callbacks = dict(call_hook(hooks.get_callbacks, stage=key))
         checks.check_callbacks(runner.callbacks, runner.loaders)
+        if run.given_hooks is None:
+            schedulers.check_stepped(runner)
         self._recount_steps(runner)
         run.logs.claim(runner, map(innermost, runner.callbacks.values()))  # before anything in the logdir is read
         if not run.resume_point.find(runner, key):
@@ -179,11 +183,11 @@ class Stage(ProcessState):
         bare = as_dict(runner.optimizer)
         models, optimizers = engine.prepare(as_dict(runner.model), bare)
         self.training_model, runner.optimizer = like(model, models), like(runner.optimizer, optimizers)
-        runner.scheduler = None
+        runner.scheduler, self.made_schedulers = None, frozenset()
         if not is_infer:
             runner.scheduler = call_hook(hooks.get_scheduler, stage=key, optimizer=runner.optimizer)
             prepared = {f"prepared {name}": each for name, each in optimizers.items()}
-            checks.check_scheduler(runner.scheduler, {**bare, **prepared})
+            schedulers.check_scheduler(runner.scheduler, {**bare, **prepared})
         _bind_schedulers(runner.scheduler, {id(each): optimizers[name] for name, each in bare.items()})
         self.optimized = {*parameter_checks.parameters_of(optimizers)}
         for optimizer in optimizers.values():

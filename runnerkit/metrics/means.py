@@ -148,6 +148,12 @@ class LoaderMeans:
         if self.first_non_finite is not None:
             self.first_non_finite.add_number(key, number, batch_step)
 
+    @property
+    def weight(self) -> Any:
+        """The sum of the weights of batches with the first batch's metrics: a number, or a () tensor on the device."""
+        counts = [count for _, count in (*self._sums.values(), *self._host_sums.values())]
+        return counts[0] if counts else 0
+
     def totals(self) -> dict[str, tuple[float, float]]:
         """Return {metric: (sum, sum of weights)} of this process, with one copy to the host."""
         totals = {key: (_plain(total), _plain(count)) for key, (total, count) in self._host_sums.items()}

@@ -159,6 +159,14 @@ def count_steps(runner: IRunner, paces: Collection[int]) -> int | None:
     return min(found) * runner.steps_per_batch
 
 
+def steps_per_epoch(runner: IRunner) -> int | None:
+    """Return the optimizer steps of a whole epoch; None if a training loader has no length."""
+    lengths = [count_batches(loader) for key, loader in runner.loaders.items() if key.startswith("train")]
+    if None in lengths:
+        return None
+    return sum(_steps_in(length or 0, paces_of(runner)) for length in lengths) * runner.steps_per_batch
+
+
 def _steps_in(num_batches: int, paces: Collection[int]) -> int:
     """Count the optimizer steps in `num_batches` batches; the last batch ends a step."""
     period = math.lcm(*paces)

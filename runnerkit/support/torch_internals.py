@@ -82,6 +82,17 @@ def last_milestone(scheduler: SequentialLR) -> int:
     return milestones[-1]
 
 
+def starts_of(scheduler: Any) -> list[int]:
+    """Return the step at which each scheduler inside of one begins: those of a ChainedScheduler at 0.
+
+    >>> starts_of(None)
+    []
+    """
+    milestones = list(scheduler._milestones) if isinstance(scheduler, SequentialLR) else []
+    num_inner = len(inner_schedulers(scheduler))
+    return [0, *milestones] if milestones else [0] * num_inner
+
+
 def is_set_by_torch(name: str) -> bool:
     """Return whether torch's hooks, or a scheduler, set the attribute `name` on an optimizer.
 

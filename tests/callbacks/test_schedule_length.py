@@ -42,6 +42,7 @@ def warmed(first, rest):
 
 
 STEPPED = {"callbacks": [dl.SchedulerCallback(mode="batch")]}
+EPOCHS = {"scheduler_interval": "epoch"}
 HALVED = {"accumulation_steps": 2}
 
 
@@ -70,7 +71,7 @@ def test_a_schedule_that_is_too_short_is_refused(scheduler, settings, words, tmp
         (one_cycle(24), {}, "OneCycleLR(total_steps=24).*12 optimizer steps.*pass total_steps=12"),
         (one_cycle(12), HALVED, "pass total_steps=6"),
         (cosine(24), STEPPED, "CosineAnnealingLR(T_max=24).*12 optimizer steps.*pass T_max=12"),
-        (cosine(12), {}, "CosineAnnealingLR(T_max=12).*3 epochs.*pass T_max=3.*SchedulerCallback"),
+        (cosine(12), EPOCHS, "CosineAnnealingLR(T_max=12).*3 epochs.*pass T_max=3.*scheduler_interval='step'"),
         (cosine(3), STEPPED, "CosineAnnealingLR(T_max=3).*12 optimizer steps.*pass T_max=12"),
         (in_turn(4, 12), STEPPED, "pass total_steps=8"),
         (warmed(4, 12), STEPPED, "pass total_steps=8"),

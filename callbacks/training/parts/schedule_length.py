@@ -75,7 +75,7 @@ def _check_one(scheduler: Any, runner: IRunner, length: int, *, is_per_step: boo
             raise ValueError(words)
     elif own - done > length + 1:  # with one more, the last step has the last rate
         is_for_steps = not is_per_step and own == runner.current_run.stage.num_steps
-        other = "; to step it after each optimizer step, SchedulerCallback(mode='batch')" if is_for_steps else ""
+        other = "; to step it after each optimizer step, write scheduler_interval='step'" if is_for_steps else ""
         _warn(runner, f"{found}, so the run ends before the schedule: {remedy}{other}")
     elif is_per_step and own == runner.stage_epoch_len and own < length:
         _warn(runner, f"{found}, but {own} is the number of epochs, after which the rate rises again: {remedy}")

@@ -1,0 +1,141 @@
+"""The unit in which a scheduler is stepped, and the check that a schedule was made for it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch.optim import lr_scheduler
+
+from runnerkit.steps.budget import count_steps, steps_per_epoch
+from runnerkit.support.torch_internals import inner_schedulers, starts_of
+from runnerkit.warmup import WarmupLR
+
+if TYPE_CHECKING:
+    from runnerkit.runner import IRunner
+
+logger = logging.getLogger(__name__)
+
+_PER_STEP = (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR)
+# Of torch's schedulers, and the usual names in those of others.
+_LENGTHS = ("total_steps", "T_max", "total_iters", "T_0", "num_training_steps", "t_initial", "max_steps", "max_iters")
+_OR_PER_EPOCH = "if epochs are meant, write scheduler_interval='epoch'"
+
+
+def wants(scheduler: Any) -> str | None:
+    """Return the argument that ``step`` needs: "metrics", "epoch" or None."""
+    if scheduler is None:
+        return None
+    parameters = inspect.signature(scheduler.step).parameters.values()
+    needed = [each.name for each in parameters if each.default is inspect.Parameter.empty]
+    return next((name for name in ("metrics", "epoch") if name in needed), None)
+
+
+def own_unit(scheduler: Any, *, is_made: bool) -> Literal["step", "epoch"]:
+    """Return the unit of a scheduler for which none is given; of a warm-up, that of the scheduler after it.
+
+    Args:
+        is_made: whether a function made it, which was told the number of steps.
+    """
+    after = scheduler.after if isinstance(scheduler, WarmupLR) else scheduler
+    return "step" if isinstance(after, _PER_STEP) or (is_made and wants(after) is None) else "epoch"
+
+
+def check_unit(scheduler: Any, runner: IRunner) -> None:
+    """Raise if a scheduler that is stepped after each epoch, unasked, was made for the optimizer steps of the stage.
+
+    Raises:
+        ValueError: it has as many units as the stage has steps, or the stage ends within its first epoch.
+    """
+    stage, per_epoch = runner.current_run.stage, steps_per_epoch(runner)
+    if stage.num_steps is None or per_epoch == 1:
+        return
+    num_batches, num_processes = count_steps(runner, {1}) or 0, runner.engine.num_processes
+    counts = {num_batches * num_processes: f"batches of {num_processes} processes", num_batches: "batches"}
+    counts[stage.num_steps] = "optimizer steps"
+    for name, length in _lengths(scheduler):
+        if length in counts and length > max(1, runner.stage_epoch_len or 1):
+            raise ValueError(
+                f"{name} is stepped after each epoch, but was made for all {length} {counts[length]} of the run: "
+                f"{_remedy(scheduler)}; {_OR_PER_EPOCH}"
+            )
+    is_told = wants(scheduler) == "metrics" or hasattr(scheduler, "step_update")
+    if per_epoch is not None and stage.num_steps < per_epoch and not is_told and not isinstance(scheduler, WarmupLR):
+        raise ValueError(
+            f"{type(scheduler).__name__} is stepped after each epoch, but the run ends after {stage.num_steps} of the "
+            f"{per_epoch} optimizer steps of its first, so the learning rate would not change: {_remedy(scheduler)}; "
+            f"{_OR_PER_EPOCH}"
+        )
+
+
+def warn_if_idle(scheduler: Any, runner: IRunner) -> None:
+    """Warn at the end of a stage of steps that its only epoch ended with it, and a scheduler acted after all steps."""
+    is_of_steps = runner.current_run.stage.budget.num_steps is not None
+    is_one_epoch = runner.stage_epoch_step == 1 and runner.stage_optimizer_step > 0
+    acts_otherwise = isinstance(scheduler, WarmupLR) or hasattr(scheduler, "step_update") or wants(scheduler)
+    if not is_of_steps or not is_one_epoch or acts_otherwise or not runner.engine.is_main_process:
+        return
+    logger.warning(
+        "%s was stepped after each epoch, and the run was one epoch of %d optimizer steps, so the learning rate did "
+        "not change: %s; %s", type(scheduler).__name__, runner.stage_optimizer_step, _remedy(scheduler), _OR_PER_EPOCH,
+    )  # fmt: skip
+
+
+def _remedy(scheduler: Any) -> str:
+    if hasattr(scheduler, "step_update"):
+        return "make it with t_in_epochs=False, and it is told the number of steps"
+    return "write scheduler_interval='step', or SchedulerCallback(mode='step'), to step it after each of them"
+
+
+def _lengths(scheduler: Any, start: int = 0, before: str = "") -> Iterator[tuple[str, int]]:
+    """Yield what a scheduler, and those inside it, were made for, as text and as a number of units.
+
+    Args:
+        start: units before it, of the schedulers that precede it, which `before` describes.
+    """
+    if isinstance(scheduler, WarmupLR):
+        before = f" after a warm-up of {scheduler.length}"
+        yield from _lengths(scheduler.after, scheduler.length, before)
+        return
+    inner = inner_schedulers(scheduler)
+    for each, first in zip(inner, starts_of(scheduler), strict=True):
+        yield from _lengths(each, start + first, f" after {first} of other schedulers" if first else before)
+    if inner or getattr(scheduler, "t_in_epochs", True) is False:
+        return
+    kind = type(scheduler).__name__
+    for name in _LENGTHS:
+        yield from _with_start(f"{kind}({name}=%d)", getattr(scheduler, name, None), start, before)
+    for function in getattr(scheduler, "lr_lambdas", ()):
+        for name, number in _numbers_of(function):
+            yield from _with_start(f"{kind}, whose function has {name}=%d,", number, start, before)
+
+
+def _with_start(words: str, length: Any, start: int, before: str) -> Iterator[tuple[str, int]]:
+    if isinstance(length, Integral) and not isinstance(length, bool):
+        length = int(length)
+        yield words % length, length
+        if start:
+            yield words % length + before, start + length
+
+
+def _numbers_of(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the numbers, by name, that a schedule's function was made with: arguments, closure, globals, attributes."""
+    if isinstance(function, partial):
+        yield from function.keywords.items()
+        yield from (("an argument", each) for each in function.args)
+        yield from _numbers_of(function.func)
+        return
+    yield from getattr(function, "__dict__", {}).items()  # also of an object with __call__
+    yield from getattr(getattr(function, "__self__", None), "__dict__", {}).items()
+    if inspect.isfunction(function):
+        try:
+            closure = inspect.getclosurevars(function)
+        except ValueError:  # a variable without a value yet
+            return
+        yield from {**closure.globals, **closure.nonlocals}.items()
+        defaults = inspect.signature(function).parameters.items()
+        yield from ((name, each.default) for name, each in defaults)
