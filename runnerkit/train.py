@@ -113,8 +113,8 @@ class Runner(IRunner):
                 limit does not tell, see docs/loop.md); both are called in the processes that train.
             engine: the engine to run on; or choose one with the flags `cpu`, `fp16`, `amp`, `apex`, `ddp`.
             callbacks: additional callbacks.
-            loggers: in addition to the console and, with `logdir`, CSV and TensorBoard. The keys "console", "csv" and
-                "tensorboard" replace these; None disables a logger.
+            loggers: in addition to the console and, with `logdir`, CSV and, if it is installed, TensorBoard. The keys
+                "console", "csv" and "tensorboard" replace these; None disables a logger.
             seed: for all random numbers.
             hparams: hyperparameters to log.
             num_epochs, num_steps, num_samples: length of the training in epochs, in optimizer steps, in training

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,9 +14,10 @@ from runnerkit.callback import ICallback, ICheckpointCallback, innermost, optimi
 from runnerkit.checkpoints.folder import as_path, find_checkpoint
 from runnerkit.engine import IEngine
 from runnerkit.engines import choose_engine
-from runnerkit.engines.process_environment import ProcessEnvironment
+from runnerkit.engines.process_environment import ProcessEnvironment, get_rank
 from runnerkit.logger import ILogger
 from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
+from runnerkit.loggers.tensorboard import has_tensorboard
 from runnerkit.loop import checks, parameter_checks, run_logs
 from runnerkit.metrics.first_non_finite import check_policy
 from runnerkit.resume.overrides import Source, check_source
@@ -25,6 +27,8 @@ from runnerkit.steps.makers import check_makers
 from runnerkit.storage.remote.urls import as_url, local_path, url_of
 from runnerkit.support.arguments import check_integers, check_mappings, check_numbers
 from runnerkit.types import Criterion, Model, Optimizers, Scheduler
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,10 +165,17 @@ class TrainOptions:
     def all_loggers(self) -> dict[str, ILogger]:
         """The loggers that are passed, and the default loggers that they do not replace."""
         loggers: dict[str, ILogger | None] = {"console": ConsoleLogger()}
-        if self.folder is not None:
-            loggers |= {"csv": CSVLogger(self.folder), "tensorboard": TensorboardLogger(self.folder)}
         if self.loggers is not None:
             run_logs.check_loggers(self.loggers)
+        if self.folder is not None:
+            loggers["csv"] = CSVLogger(self.folder)
+            if has_tensorboard():
+                loggers["tensorboard"] = TensorboardLogger(self.folder)
+            elif "tensorboard" not in (self.loggers or {}) and get_rank() == 0:
+                log.warning(
+                    "TensorBoard is not installed, so this run logs without it: pip install runnerkit[tensorboard]; "
+                    "loggers={'tensorboard': None} silences this warning"
+                )
         loggers |= self.loggers or {}
         chosen = {key: each for key, each in loggers.items() if each is not None}
         run_logs.check_loggers(chosen)  # passed and default loggers together
