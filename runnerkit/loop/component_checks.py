@@ -1,4 +1,4 @@
-"""Checks that a model, a criterion and an optimizer are what they should be, and messages with what to write instead."""
+"""Checks that a model, a criterion and an optimizer are what they should be; errors say what to write instead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def check_components(*, model: Any = None, criterion: Any = None, optimizer: Any
         for key, each in as_dict(given).items():
             argument = f"{name}[{key!r}]" if key else name
             if isinstance(each, type):
-                raise TypeError(f"{argument} is the class {each.__name__}; pass an instance of it: {each.__name__}(...)")
+                raise TypeError(
+                    f"{argument} is the class {each.__name__}; pass an instance of it: {each.__name__}(...)"
+                )
             if isinstance(each, list | tuple):
                 raise TypeError(f"{argument} is a {type(each).__name__}; pass several as a dict with a name for each")
             if each is not None and not _IS[name](each):
@@ -56,5 +58,6 @@ def _nearest(value: Any, names: dict[str, str]) -> str | None:
     """Return the name in torch whose key resembles a text such as "cross_entropy" or "adam"."""
     if not isinstance(value, str):
         return None
-    nearest = nearest_name(value.lower().replace("_", "").removesuffix("loss"), names)
+    text = value.lower().replace("_", "").removesuffix("loss")
+    nearest = nearest_name(text, names) if len(text) > 2 else None  # "ce" resembles CTCLoss
     return None if nearest is None else names[nearest]

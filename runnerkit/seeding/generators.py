@@ -29,6 +29,7 @@ def set_global_seed(seed: int) -> None:
     """
     if not -(2**63) <= seed < 2**64:
         raise ValueError(f"expected a seed from -2**63 to 2**64 - 1, the range of torch, got {seed}")
+    seed = int(seed)  # also of NumPy
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
