@@ -285,12 +285,13 @@ class TrainOptions:
         check_makers(self.optimizer, self.scheduler)
         if self.loaders is None:
             return
-        checks.check_callbacks(self.all_callbacks, checks.check_loaders(self.loaders))
+        loaders = checks.check_loaders(self.loaders)
+        if self.selection["loader_key"] is not None:
+            checks.check_loader_key(self.selection["loader_key"], loaders, reader="valid_loader")
+        checks.check_callbacks(self.all_callbacks, loaders)
         trains_nothing = checks.check_trains(self.loaders, has_optimizer=self.optimizer is not None)
         if trains_nothing is not None:
             raise ValueError(trains_nothing)
-        if self.selection["loader_key"] is not None:
-            checks.check_loader_key(self.selection["loader_key"], self.loaders, reader="valid_loader")
         self._check_repeatable(self.loaders)
 
     def _check_repeatable(self, loaders: Mapping[str, Any]) -> None:

@@ -161,7 +161,7 @@ def test_no_warning_without_a_logdir_or_if_it_is_turned_off(tmp_path, without_te
 
 @pytest.mark.parametrize("key", ["tensorboard", "mine"])
 def test_a_tensorboard_logger_that_is_passed_raises_before_training(tmp_path, without_tensorboard, key):
-    """What was asked for is not left out silently."""
+    """A logger that was asked for is not left out silently."""
     logger = dl.TensorboardLogger(tmp_path / "mine")
 
     with pytest.raises(ImportError, match=r"TensorboardLogger needs TensorBoard: pip install runnerkit\[tensorboard\]"):

@@ -187,7 +187,7 @@ def export(
         raise IsADirectoryError(f"cannot write {out}: it is a folder; pass the path of a file")
     if to in ("onnx", "torch-export") and not config_file.is_file():
         raise FileNotFoundError(
-            f"{logdir} has no {FILE}, since a script trained the run, and --to {to} needs the code of the model: call "
+            f"{logdir} lacks {FILE}, since a script trained the run, and --to {to} needs the code of the model: call "
             "utils.onnx_export or utils.trace_model in the script, or export the weights alone with --to safetensors"
         )
     if to == "hf":

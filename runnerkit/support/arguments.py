@@ -78,9 +78,9 @@ def check_mappings(owner: object, **given: Any) -> None:
             continue
         if not isinstance(value, Mapping):
             convert = "dataclasses.asdict" if is_dataclass(value) else "vars" if hasattr(value, "__dict__") else "dict"
+            shown = f"{value!r}" if isinstance(value, Real) else f"a {type(value).__name__}"
             raise TypeError(
-                f"{_name_of(owner)}: {name} must be a dict or None, got a {type(value).__name__}; pass for example "
-                f"{name}={convert}(...)"
+                f"{_name_of(owner)}: {name} must be a dict or None, got {shown}; pass for example {name}={convert}(...)"
             )
         other = next((key for key in value if not isinstance(key, str)), None)
         if other is not None:
@@ -146,7 +146,7 @@ def explain_calls(**elsewhere: str) -> Callable[[Method], Method]:
             for name in kwargs if not is_open else ():
                 if name not in kinds:
                     meant = f"; did you mean {elsewhere[name]!r}?" if name in elsewhere else did_you_mean(name, named)
-                    raise TypeError(f"{call} has no argument {name!r}{meant}")
+                    raise TypeError(f"{call} does not take the argument {name!r}{meant}")
             return method(*args, **kwargs)
 
         return cast(Method, checked)
