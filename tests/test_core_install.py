@@ -20,7 +20,7 @@ from tests.only_these import OnlyThese
 OnlyThese({packages!r}).install()
 """
 TRAIN = """
-import logging, warnings
+
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from runnerkit import dl
@@ -43,13 +43,12 @@ runner = dl.SupervisedRunner().train(
     load_best_on_end=True,
     verbose=True,
     timeit=True,
-    profile=True,
     cpu=True,
 )
 assert 0 < runner.epoch_metrics["valid"]["accuracy"] <= 1
 assert runner.evaluate_loader(loaders["valid"])["loss"] > 0
 assert sum(len(each["logits"]) for each in runner.predict_loader(loader=loaders["valid"], resume="log")) == 32
-for package in ("tensorboard", "pandas", "torchmetrics", "torchvision", "matplotlib", "sklearn", "rich", "optuna"):
+for package in ("tensorboard", "pandas", "torchmetrics", "torchvision", "matplotlib", "sklearn", "optuna"):
     try:
         __import__(package)
     except ImportError:
