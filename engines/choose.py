@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -50,7 +49,7 @@ def check_engine_flags(**flags: Any) -> None:
         TypeError: with what to write instead.
     """
     for name, value in flags.items():
-        if isinstance(value, Integral) and value > 1 and name == "ddp":
+        if isinstance(value, int) and value > 1 and name == "ddp":
             instead = f"engine=dl.DistributedDataParallelEngine({value}) starts {value} processes"
             raise TypeError(f"ddp must be True or False, got {value}; {instead}")
         if suggested_precision(value) and name in ("fp16", "amp"):

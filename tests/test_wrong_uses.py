@@ -148,7 +148,6 @@ TRAIN = {
     ),
     "hparams of a dataclass": refused(TypeError, "hparams=dataclasses.asdict(...)", hparams=Hparams()),
     "hparams in a list": refused(TypeError, "hparams=dict(...)", hparams=[("lr", 0.1)]),
-    "hparams with numbers": refused(TypeError, "the keys of hparams must be str", hparams={1: 2}),
     "logdir is a number": refused(TypeError, "logdir must be a path or None, got 3", logdir=3),
     "logdir is a flag": refused(TypeError, "logdir must be a path or None, got True", logdir=True),
     "logdir is empty": refused(ValueError, "logdir is empty", "None", logdir=""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,7 +36,11 @@ def _is_optimizer(value: Any) -> bool:
     return hasattr(value, "step") or (callable(value) and not isinstance(value, nn.Module))
 
 
-_IS = {"model": lambda value: isinstance(value, nn.Module), "criterion": callable, "optimizer": _is_optimizer}
+def _is_model(value: Any) -> bool:
+    return isinstance(value, nn.Module)
+
+
+_IS: dict[str, Callable[[Any], bool]] = {"model": _is_model, "criterion": callable, "optimizer": _is_optimizer}
 _WANTED = {"model": "an nn.Module", "criterion": "a loss", "optimizer": "an optimizer"}
 
 

@@ -72,19 +72,14 @@ def check_seed(owner: object, seed: Any) -> None:
 
 
 def check_mappings(owner: object, **given: Any) -> None:
-    """Raise unless each value is a dict with str keys, or None; the value, which may be secret, is not shown."""
+    """Raise unless each value is a dict or None; what an object holds, which may be secret, is not shown."""
     for name, value in given.items():
-        if value is None:
-            continue
-        if not isinstance(value, Mapping):
+        if value is not None and not isinstance(value, Mapping):
             convert = "dataclasses.asdict" if is_dataclass(value) else "vars" if hasattr(value, "__dict__") else "dict"
             shown = f"{value!r}" if isinstance(value, Real) else f"a {type(value).__name__}"
             raise TypeError(
                 f"{_name_of(owner)}: {name} must be a dict or None, got {shown}; pass for example {name}={convert}(...)"
             )
-        other = next((key for key in value if not isinstance(key, str)), None)
-        if other is not None:
-            raise TypeError(f"{_name_of(owner)}: the keys of {name} must be str, got {other!r}")
 
 
 def check_names(owner: object, *, or_none: bool = False, **given: Any) -> None:
@@ -142,7 +137,7 @@ def explain_calls(**elsewhere: str) -> Callable[[Method], Method]:
         def checked(*args: Any, **kwargs: Any) -> Any:
             if len(args) > num_by_position:
                 example = f"{method.__name__}({named[num_by_position - 1]}=...)"
-                raise TypeError(f"{call} takes this argument by name only: {example}")
+                raise TypeError(f"{call} takes arguments by name, such as {example}")
             for name in kwargs if not is_open else ():
                 if name not in kinds:
                     meant = f"; did you mean {elsewhere[name]!r}?" if name in elsewhere else did_you_mean(name, named)
