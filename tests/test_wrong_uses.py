@@ -290,7 +290,7 @@ COMMANDS = {
     "engine almost right": (["run", "c.yaml", "--engine", "ddpp"], "unknown engine", "did you mean 'ddp'"),
     "precision almost right": (["run", "c.yaml", "--precision", "bfloat16"], "precision", "did you mean 'bf16'"),
     "override without a value": (["run", "c.yaml", "num_epochs"], "key=value"),
-    "option instead of a key": (["run", "c.yaml", "--num-epochs", "3"], "No such option: --num-epochs"),
+    "option instead of a key": (["run", "c.yaml", "--num-epochs", "3"], "No such option", "--num-epochs"),
     "config that is not there": (["run", "d.yaml"], "d.yaml: no such file"),
     "command almost right": (["exprot", "log"], "No such command 'exprot'"),
     "export of a script's run": (
