@@ -21,12 +21,13 @@ from runnerkit.engines.apex import (
     DistributedDataParallelAPEXEngine,
     HorovodAPEXEngine,
 )
-from runnerkit.engines.choose import PRECISION_NAMES, get_available_engine, precision_by_name
+from runnerkit.engines.choose import PRECISION_NAMES, get_available_engine, precision_by_name, suggested_precision
 from runnerkit.engines.data_parallel import DataParallelEngine
 from runnerkit.engines.ddp import DistributedDataParallelEngine
 from runnerkit.engines.device import CPUEngine, DeviceEngine, GPUEngine
 from runnerkit.engines.fsdp import FullyShardedDataParallelEngine
 from runnerkit.engines.horovod import HorovodEngine
+from runnerkit.errors import did_you_mean
 from runnerkit.support.accelerator import default_device
 
 VARIABLE = "RUNNERKIT_ENGINE"  # arguments of :func:`engine_by_name` as JSON, for a script that another process starts
@@ -65,7 +66,8 @@ def engine_by_name(name: str | None, *, num_processes: int | None = None, precis
     if name is None:
         name = "ddp" if num_processes is not None else type(get_available_engine()).__name__
     if name not in ENGINES:
-        raise ValueError(f"unknown engine {name!r}; expected one of {', '.join(ENGINES)}")
+        found = f"unknown engine {name!r}; expected one of {', '.join(ENGINES)}"
+        raise ValueError(found + did_you_mean(name, ENGINES))
     engine, options = ENGINES[name], dict[str, Any]()
     if engine is GPUEngine and default_device().type == "cpu":
         raise ValueError(f"engine {name!r} needs a GPU and torch sees none; use 'cpu'")
@@ -80,7 +82,8 @@ def engine_by_name(name: str | None, *, num_processes: int | None = None, precis
         options["num_processes"] = num_processes
     if precision is not None:
         if precision not in PRECISION_NAMES:
-            raise ValueError(f"unknown precision {precision!r}; expected one of {', '.join(PRECISION_NAMES)}")
+            found = f"unknown precision {precision!r}; expected one of {', '.join(PRECISION_NAMES)}"
+            raise ValueError(found + suggested_precision(precision))
         if "AMP" in engine.__name__ or "APEX" in engine.__name__:
             raise ValueError(
                 f"engine {name!r} has a fixed precision, got precision={precision!r}; use 'ddp' or another engine "

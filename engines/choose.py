@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from runnerkit.engine import IEngine
@@ -9,8 +11,10 @@ from runnerkit.engines.apex import APEXEngine, DataParallelAPEXEngine, Distribut
 from runnerkit.engines.data_parallel import DataParallelEngine
 from runnerkit.engines.ddp import DistributedDataParallelEngine
 from runnerkit.engines.device import CPUEngine, GPUEngine
+from runnerkit.errors import did_you_mean
 from runnerkit.precision import PRECISIONS, Precision
 from runnerkit.support.accelerator import default_device
+from runnerkit.support.arguments import check_flags
 
 __all__ = ["choose_engine", "get_available_engine"]
 
@@ -24,6 +28,33 @@ def precision_by_name(name: str) -> Precision:
 
         return Float8()
     return PRECISIONS[name]()
+
+
+def suggested_precision(given: object) -> str:
+    """Return the end of a message about an unknown precision, with the one that other libraries call so, if any.
+
+    >>> suggested_precision("bf16-mixed"), suggested_precision(torch.float16), suggested_precision("double")
+    ("; did you mean 'bf16'?", "; did you mean 'fp16'?", '')
+    """
+    name = str(given).lower().removeprefix("torch.").removesuffix("-mixed").removesuffix("-true")
+    name = name.replace("bfloat", "bf").replace("float", "fp")
+    same = {"half": "fp16", "16": "fp16", "32": "fp32", "8": "fp8"}.get(name, name)
+    return f"; did you mean {same!r}?" if same in PRECISION_NAMES else did_you_mean(given, PRECISION_NAMES)
+
+
+def check_engine_flags(**flags: Any) -> None:
+    """Raise unless the flags that choose an engine are True or False; another value looks like an option of it.
+
+    Raises:
+        TypeError: with what to write instead.
+    """
+    for name, value in flags.items():
+        if isinstance(value, int) and value > 1 and name == "ddp":
+            instead = f"engine=dl.DistributedDataParallelEngine({value}) starts {value} processes"
+            raise TypeError(f"ddp must be True or False, got {value}; {instead}")
+        if suggested_precision(value) and name in ("fp16", "amp"):
+            raise TypeError(f"{name} must be True or False, got {value!r}; pass it as precision={value!r}")
+        check_flags("engine", **{name: value})
 
 
 def get_available_engine(
@@ -46,8 +77,10 @@ def get_available_engine(
     >>> get_available_engine(cpu=True, amp=True)
     CPUEngine(device='cpu', rank=0, world_size=1)
     """
+    check_engine_flags(cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
     if precision not in (None, *PRECISION_NAMES):
-        raise ValueError(f"precision must be one of {', '.join(PRECISION_NAMES)}, got {precision!r}")
+        found = f"precision must be one of {', '.join(PRECISION_NAMES)}, got {precision!r}"
+        raise ValueError(found + suggested_precision(precision))
     if sum((fp16, amp, apex, precision is not None)) > 1:
         raise ValueError(f"fp16={fp16}, amp={amp}, apex={apex}, precision={precision!r}: choose one precision")
     if apex:
@@ -93,6 +126,7 @@ def choose_engine(
             "such as ddp=True"
         )
     flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
+    check_engine_flags(**flags)
     raised = [f"{name}=True" for name, flag in flags.items() if flag]
     if precision is not None:
         raised.append(f"precision={precision!r}")

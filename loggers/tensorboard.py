@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
     from runnerkit.loggers.files.event_files import EventFiles
 
 __all__ = ["TensorboardLogger"]
+
+
+def has_tensorboard() -> bool:
+    """Return whether TensorBoard is installed, without importing it, which takes time."""
+    try:
+        return find_spec("tensorboard") is not None
+    except (ImportError, ValueError):  # an import hook forbids it, or a stand-in has no spec
+        return False
 
 
 class TensorboardLogger(FolderLogger):

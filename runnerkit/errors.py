@@ -1,6 +1,9 @@
-"""The error for an unknown name of a metric, a loader or a batch key."""
+"""The error for an unknown name of a metric, a loader or a batch key, and the suggestion of the name that was meant."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class UnknownKeyError(KeyError):
@@ -12,3 +15,22 @@ class UnknownKeyError(KeyError):
 
     def __str__(self) -> str:
         return " ".join(map(str, self.args))
+
+
+def did_you_mean(given: object, known: Iterable[object]) -> str:
+    """Return the end of a message that suggests a known name which resembles `given`; "" if none does.
+
+    >>> did_you_mean("vaild", ["train", "valid"]), did_you_mean("x", ["train", "valid"])
+    ("; did you mean 'valid'?", '')
+    """
+    nearest = nearest_name(given, known)
+    return "" if nearest is None else f"; did you mean {nearest!r}?"
+
+
+def nearest_name(given: object, known: Iterable[object]) -> str | None:
+    """Return the known name that `given` resembles but for a few letters or their case; None without one."""
+    if not isinstance(given, str):
+        return None
+    names = {each.lower(): each for each in known if isinstance(each, str)}
+    found = get_close_matches(given.lower(), names, n=1, cutoff=0.7)
+    return names[found[0]] if found else None

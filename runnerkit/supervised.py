@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from runnerkit.callback import IBackwardCallback, ICallback, ICriterionCallback, IOptimizerCallback
 from runnerkit.callbacks import BackwardCallback, CriterionCallback, OptimizerCallback
 from runnerkit.engine import IEngine
-from runnerkit.errors import UnknownKeyError
+from runnerkit.errors import UnknownKeyError, did_you_mean
+from runnerkit.support.arguments import check_keys, check_strings
 from runnerkit.train import Runner
 from runnerkit.train_options import holds
 from runnerkit.types import Batch, Model, as_dict
@@ -60,6 +61,8 @@ class SupervisedRunner(Runner):
         loss_key: str = "loss",
     ) -> None:
         super().__init__(model, engine)
+        check_keys(self, input_key=input_key, output_key=output_key, target_key=target_key)
+        check_strings(self, loss_key=loss_key)
         self.input_key = input_key
         self.output_key = output_key
         self.target_key = target_key
@@ -166,7 +169,8 @@ class SupervisedRunner(Runner):
         where = f"batch of loader {self.loader_key!r}"
         if isinstance(batch, dict):
             missing = [key for key in self._arguments if key not in batch]
-            return UnknownKeyError(f"input_key {missing} not in the {where}, which has {list(batch)}")
+            found = f"input_key {missing} not in the {where}, which has {list(batch)}"
+            return UnknownKeyError(found + did_you_mean(missing[0], batch))
         length = f" of {len(batch)}" if isinstance(batch, list | tuple) else ""
         return TypeError(
             f"a {where} is a {type(batch).__name__}{length}, not a dict or a tuple of {self._batch_names} (input_key "

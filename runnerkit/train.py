@@ -16,6 +16,7 @@ from runnerkit.errors import UnknownKeyError
 from runnerkit.logger import ILogger
 from runnerkit.loop import checks
 from runnerkit.loop.attributes import ProcessState
+from runnerkit.loop.component_checks import check_components
 from runnerkit.loop.run import Run
 from runnerkit.passes.engine_in_use import borrow_engine
 from runnerkit.passes.evaluation import EvaluationHooks, evaluate
@@ -26,7 +27,8 @@ from runnerkit.steps.budget import Budget
 from runnerkit.steps.makers import check_made
 from runnerkit.steps.schedulers import Interval, unstepped
 from runnerkit.storage.remote.urls import as_url
-from runnerkit.train_options import TrainOptions, callbacks_by_key, holds
+from runnerkit.support.arguments import check_paths, check_seed, explain_calls
+from runnerkit.train_options import ELSEWHERE, TrainOptions, callbacks_by_key, holds
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict, is_maker, like
 
 
@@ -58,6 +60,7 @@ class Runner(IRunner):
         self._given = _Given()
         self._budget = Budget(num_epochs=1)
 
+    @explain_calls(**ELSEWHERE)
     def train(
         self,
         *,
@@ -119,8 +122,8 @@ class Runner(IRunner):
                 metric, are stepped after each epoch (docs/schedules.md).
             engine: the engine to run on; or choose one with the flags `cpu`, `fp16`, `amp`, `apex`, `ddp`.
             callbacks: additional callbacks.
-            loggers: in addition to the console and, with `logdir`, CSV and TensorBoard. The keys "console", "csv" and
-                "tensorboard" replace these; None disables a logger.
+            loggers: in addition to the console and, with `logdir`, CSV and, if it is installed, TensorBoard. The keys
+                "console", "csv" and "tensorboard" replace these; None disables a logger.
             seed: for all random numbers.
             hparams: hyperparameters to log.
             num_epochs, num_steps, num_samples: length of the training in epochs, in optimizer steps, in training
@@ -175,7 +178,8 @@ class Runner(IRunner):
         del arguments["self"]
         options = TrainOptions(**arguments)  # raises before this runner changes
         self._given = _Given(loaders, criterion, optimizer, scheduler, options.all_callbacks, options.all_loggers)
-        self._given_engine, self.current_run = options.chosen_engine, Run(resume_point=options.resume_point)
+        self._given_engine = options.chosen_engine
+        self.current_run = Run(resume_point=options.resume_point, required_metrics=options.required_metrics)
         self._num_epochs, self._budget = options.budget.num_epochs, options.budget
         self._seed, self._hparams = seed, dict(hparams or {})
         self.model, self.criterion, self.optimizer, self.scheduler = model, criterion, optimizer, scheduler
@@ -249,6 +253,7 @@ class Runner(IRunner):
             f"predict_loader() calls {type(self).__name__}.predict_batch(batch, **kwargs): implement it"
         )
 
+    @explain_calls()
     def predict_loader(
         self,
         *,
@@ -281,11 +286,13 @@ class Runner(IRunner):
             ValueError, TypeError, FileNotFoundError: an argument is invalid.
             Exception: the first exception that any process raised.
         """
+        check_seed("predict_loader", seed)
         chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
         runner = self._for_inference(model, chosen, loads=resume is not None)
         as_rows = runner.engine.is_ddp
         return stream(runner, Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=as_rows))
 
+    @explain_calls()
     def predict_to(
         self,
         path: str | Path,
@@ -315,6 +322,8 @@ class Runner(IRunner):
             ImportError: .parquet without pyarrow.
             ValueError: another suffix; predictions that are not rows or differ in structure; an empty loader.
         """
+        check_seed("predict_to", seed)
+        check_paths("predict_to", path=path)
         chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
         runner = self._for_inference(model, chosen, loads=resume is not None)
         prediction = Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=True)
@@ -322,6 +331,7 @@ class Runner(IRunner):
 
     def _for_inference(self, model: Model | None, engine: IEngine | None, *, loads: bool) -> Self:
         """Return the runner that predicts: a copy within a run, whose model and engine stay, or for other processes."""
+        check_components(model=model)
         own = model is None or model is self.model
         with self.current_run.stage.evaluation_weights.evaluating():  # for a copy of the model
             model, engine = borrow_engine(
@@ -348,6 +358,7 @@ class Runner(IRunner):
     def _caller_callbacks(self) -> dict[str, ICallback]:
         return self._given.callbacks
 
+    @explain_calls()
     def evaluate_loader(
         self,
         loader: Iterable[Any],
@@ -376,6 +387,8 @@ class Runner(IRunner):
         Returns:
             {metric: value}; empty, with a warning, if no metric is computed.
         """
+        check_seed("evaluate_loader", seed)
+        check_components(model=model, criterion=criterion)
         given = None if callbacks is None else callbacks_by_key(callbacks)
         bar: dict[str, ICallback] = {"_tqdm": parts.TqdmCallback()} if verbose else {}
         chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)

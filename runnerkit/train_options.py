@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,10 +14,14 @@ from runnerkit.callback import ICallback, ICheckpointCallback, innermost, optimi
 from runnerkit.checkpoints.folder import as_path, find_checkpoint
 from runnerkit.engine import IEngine
 from runnerkit.engines import choose_engine
-from runnerkit.engines.process_environment import ProcessEnvironment
+from runnerkit.engines.process_environment import ProcessEnvironment, get_rank
+from runnerkit.errors import did_you_mean
 from runnerkit.logger import ILogger
 from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
+from runnerkit.loggers.tensorboard import has_tensorboard
 from runnerkit.loop import checks, parameter_checks, run_logs
+from runnerkit.loop.component_checks import check_components
+from runnerkit.loop.loader_kinds import ends_for_good
 from runnerkit.metrics.first_non_finite import check_policy
 from runnerkit.resume.overrides import Source, check_source
 from runnerkit.resume.resume_point import ResumePoint
@@ -24,10 +29,29 @@ from runnerkit.steps.budget import Budget
 from runnerkit.steps.makers import check_makers
 from runnerkit.steps.schedulers import Interval, check_interval, check_scheduler
 from runnerkit.storage.remote.urls import as_url, local_path, url_of
-from runnerkit.support.arguments import check_integers, check_mappings, check_numbers
+from runnerkit.support.arguments import (
+    check_flags,
+    check_integers,
+    check_mappings,
+    check_numbers,
+    check_paths,
+    check_seed,
+    check_strings,
+)
 from runnerkit.types import Criterion, Model, Optimizers, Scheduler
 
 _CONSOLE_S = 10.0  # between two lines of training steps, if their interval is not given
+log = logging.getLogger(__name__)
+
+# Arguments of Catalyst, Keras, Lightning and transformers, and the one of `train`.
+ELSEWHERE = {
+    "clip": "gradient_clip", "dataloaders": "loaders", "epochs": "num_epochs", "grad_clip": "gradient_clip",
+    "gradient_accumulation_steps": "accumulation_steps", "gradient_clip_val": "gradient_clip", "log_dir": "logdir",
+    "loss": "criterion", "loss_fn": "criterion", "lr_scheduler": "scheduler", "main_metric": "valid_metric",
+    "max_epochs": "num_epochs", "max_steps": "num_steps", "minimize_metric": "minimize_valid_metric",
+    "monitor": "valid_metric", "n_epochs": "num_epochs", "output_dir": "logdir", "resume_from_checkpoint": "resume",
+    "train_loader": "loaders", "val_loader": "loaders",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +155,19 @@ class TrainOptions:
         return {"loader_key": loader, "metric_key": metric, "minimize": minimize}
 
     @cached_property
+    def given_callbacks(self) -> dict[str, ICallback]:
+        """The callbacks that are passed, by key."""
+        return callbacks_by_key(self.callbacks)
+
+    @cached_property
+    def saves(self) -> bool:
+        """True if a CheckpointCallback is passed."""
+        return holds(self.given_callbacks, ICheckpointCallback)
+
+    @cached_property
     def all_callbacks(self) -> dict[str, ICallback]:
         """The callbacks that are passed and the callbacks that options add."""
-        chosen = callbacks_by_key(self.callbacks)
+        chosen = self.given_callbacks
         wanted: dict[str, ICallback] = {}
         if self.verbose:
             wanted |= _shown_by(chosen)
@@ -151,7 +185,7 @@ class TrainOptions:
             wanted["_lr_scale"] = parts.LRScaleCallback(self.lr_scale)
         if self.hang_timeout_s is not None:
             wanted["_hang"] = parts.HangCallback(self.hang_timeout_s)
-        if self.folder is not None and not holds(chosen, ICheckpointCallback):
+        if self.folder is not None and not self.saves:
             wanted["_checkpoint"] = parts.CheckpointCallback(
                 self.folder,
                 mode="runner",
@@ -172,32 +206,58 @@ class TrainOptions:
         steps: Any = {"log_batch_metrics": self.wants_curves_of_steps}
         pace_s = 0.0 if self.log_every is not None else _CONSOLE_S
         loggers: dict[str, ILogger | None] = {"console": ConsoleLogger(**steps, every_s=pace_s)}
-        if self.folder is not None:
-            is_of_steps = self.num_steps is not None or self.valid_every_steps is not None
-            x_axis: Any = "step" if is_of_steps else "epoch"
-            loggers["csv"] = CSVLogger(self.folder, **steps)
-            loggers["tensorboard"] = TensorboardLogger(self.folder, **steps, x_axis=x_axis)
         if self.loggers is not None:
             run_logs.check_loggers(self.loggers)
+        if self.folder is not None:
+            loggers["csv"] = CSVLogger(self.folder, **steps)
+            if has_tensorboard():
+                is_of_steps = self.num_steps is not None or self.valid_every_steps is not None
+                x_axis: Any = "step" if is_of_steps else "epoch"
+                loggers["tensorboard"] = TensorboardLogger(self.folder, **steps, x_axis=x_axis)
+            elif "tensorboard" not in (self.loggers or {}) and get_rank() == 0:
+                log.warning(
+                    "TensorBoard is not installed, so this run logs without it: pip install runnerkit[tensorboard]; "
+                    "loggers={'tensorboard': None} silences this warning"
+                )
         loggers |= self.loggers or {}
         chosen = {key: each for key, each in loggers.items() if each is not None}
         run_logs.check_loggers(chosen)  # passed and default loggers together
         return chosen
 
+    @property
+    def required_metrics(self) -> tuple[tuple[str, str], ...]:
+        """The loader and the metric that select the best checkpoint, also if no checkpoint is saved."""
+        loader, metric = self.selection["loader_key"], self.selection["metric_key"]
+        return () if loader is None else ((loader, metric),)
+
     def _check_values(self) -> None:
+        check_seed("train", self.seed)
+        self._check_flags()
+        check_paths("train", or_none=True, logdir=self.logdir)
+        if self.logdir == "":
+            raise ValueError("train: logdir is empty; pass a folder such as 'logs/first', or None to write no files")
+        check_strings("train", or_none=True, valid_loader=self.valid_loader, valid_metric=self.valid_metric)
         check_integers("train", accumulation_steps=self.accumulation_steps)
         limits = {"num_epochs": self.num_epochs, "num_steps": self.num_steps, "num_samples": self.num_samples}
         intervals = {"valid_every_steps": self.valid_every_steps, "epoch_steps": self.epoch_steps}
         intervals["log_every"] = self.log_every
         check_integers("train", or_none=True, **limits, **intervals)
         check_numbers("train", above=0, or_none=True, max_hours=self.max_hours, gradient_clip=self.gradient_clip)
+        check_numbers("train", above=0, or_none=True, hang_timeout_s=self.hang_timeout_s)
         check_mappings("train", hparams=self.hparams)
         check_policy(self.non_finite)
         check_source(self.resume_options)
         check_interval(self.scheduler_interval)
         if self.loss_reduction not in ("mean", "sum"):
-            raise ValueError(f"loss_reduction must be 'mean' or 'sum', got {self.loss_reduction!r}")
+            found = f"loss_reduction must be 'mean' or 'sum', got {self.loss_reduction!r}"
+            raise ValueError(found + did_you_mean(self.loss_reduction, ("mean", "sum")))
         _ = self.chosen_engine
+
+    def _check_flags(self) -> None:
+        names = ("detect_anomaly", "deterministic", "verbose", "timeit", "check", "overfit", "profile")
+        check_flags("train", load_best_on_end=self.load_best_on_end, **{name: getattr(self, name) for name in names})
+        if self.minimize_valid_metric is not None:
+            check_flags("train", minimize_valid_metric=self.minimize_valid_metric)
 
     def _check_files(self) -> None:
         if self.resume == "auto" and self.folder is None:
@@ -207,9 +267,14 @@ class TrainOptions:
             # Not a URL, whose checkpoint is large, and not under a launcher, where others may not see the files.
             if as_url(source) is None and ProcessEnvironment.read() is None:
                 find_checkpoint(source)
-        if self.folder is None and (self.profile or self.load_best_on_end or self.max_hours is not None):
-            raise ValueError("profile=True, load_best_on_end=True and max_hours write files: pass logdir=")
-        if holds(callbacks_by_key(self.callbacks), ICheckpointCallback):
+        if self.folder is None and not self.saves:
+            wanted = {"load_best_on_end": self.load_best_on_end, "max_hours": self.max_hours}
+            needs = next((f"{name}={value}" for name, value in wanted.items() if value), None)
+            if needs is not None:
+                raise ValueError(f"train({needs}) reads or writes a checkpoint: pass logdir=, the folder of the run")
+        if self.folder is None and self.profile:
+            raise ValueError("train(profile=True) writes a trace: pass logdir=, the folder of the run")
+        if self.saves:
             for name, value in {"load_best_on_end": self.load_best_on_end, "max_hours": self.max_hours}.items():
                 if value:
                     raise ValueError(f"train({name}={value}) does not reach your CheckpointCallback: pass it there")
@@ -227,31 +292,56 @@ class TrainOptions:
             )
 
     def _check_components(self) -> None:
+        check_components(model=self.model, criterion=self.criterion, optimizer=self.optimizer)
         if self.model is not None:
             parameter_checks.check_optimizer(self.optimizer, self.model, self.criterion)
         check_scheduler(self.scheduler, self.optimizer)
         check_makers(self.optimizer, self.scheduler)
         if self.loaders is None:
             return
-        checks.check_callbacks(self.all_callbacks, checks.check_loaders(self.loaders))
+        loaders = checks.check_loaders(self.loaders)
+        if self.selection["loader_key"] is not None:
+            checks.check_loader_key(self.selection["loader_key"], loaders, reader="valid_loader")
+        checks.check_callbacks(self.all_callbacks, loaders)
         trains_nothing = checks.check_trains(self.loaders, has_optimizer=self.optimizer is not None)
         if trains_nothing is not None:
             raise ValueError(trains_nothing)
-        if self.selection["loader_key"] is not None:
-            checks.check_loader_key(self.selection["loader_key"], self.loaders, reader="valid_loader")
+        self._check_repeatable(self.loaders)
+
+    def _check_repeatable(self, loaders: Mapping[str, Any]) -> None:
+        """Raise if a loader would be empty after the first epoch."""
+        is_cut = self.num_steps is not None or self.num_samples is not None or self.overfit
+        if is_cut or (self.budget.num_epochs or 1) < 2:
+            return
+        for key, loader in loaders.items():
+            continues = self.epoch_steps is not None and key.startswith("train")
+            if ends_for_good(loader) and not continues:
+                raise ValueError(
+                    f"loader {key!r} is a {type(loader).__name__}, which can be read once, but num_epochs is "
+                    f"{self.num_epochs}: pass what it was made from, a DataLoader, or a list of its batches"
+                )
 
 
 def callbacks_by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None) -> dict[str, ICallback]:
     """Return callbacks with keys in the order of a list.
 
     Raises:
-        TypeError: one callback that is not in a list.
+        TypeError: not a list or a dict, such as one callback; or a list that contains a class.
     """
-    if isinstance(callbacks, Mapping):
-        return dict(callbacks)
+    if callbacks is None or isinstance(callbacks, Mapping):
+        return dict(callbacks or {})
+    wanted = "callbacks must be a list or a dict"
+    if isinstance(callbacks, type):
+        raise TypeError(f"{wanted}, got the class {callbacks.__name__}; pass callbacks=[{callbacks.__name__}(...)]")
     if isinstance(callbacks, ICallback):
-        raise TypeError(f"callbacks must be a list or a dict, got {type(callbacks).__name__}; put it in a list")
-    return {f"{position:02d}_{type(each).__name__}": each for position, each in enumerate(callbacks or ())}
+        raise TypeError(f"{wanted}, got {type(callbacks).__name__}; put it in a list: callbacks=[...]")
+    if isinstance(callbacks, str) or not hasattr(callbacks, "__iter__"):
+        raise TypeError(f"{wanted}, got {callbacks!r}; pass for example callbacks=[dl.TimerCallback()]")
+    given = list(callbacks)
+    for each in given:
+        if isinstance(each, type):
+            raise TypeError(f"callbacks has the class {each.__name__}; pass an instance of it: {each.__name__}(...)")
+    return {f"{position:02d}_{type(each).__name__}": each for position, each in enumerate(given)}
 
 
 def holds(callbacks: Mapping[str, ICallback], kind: type[ICallback]) -> bool:

@@ -181,7 +181,7 @@ BAD = {
     "no steps": ({"num_steps": 0}, ValueError, "num_steps must be >= 1 .*got 0"),
     "samples in parts": ({"num_samples": 1.5}, TypeError, "num_samples must be an int"),
     "hours below zero": ({"max_hours": -1}, ValueError, "max_hours must be > 0 or None, got -1"),
-    "hours without a logdir": ({"max_hours": 1, "logdir": None}, ValueError, "max_hours write files: pass logdir="),
+    "hours without a logdir": ({"max_hours": 1, "logdir": None}, ValueError, r"train\(max_hours=1\) .*: pass logdir="),
     "no accumulation": ({"accumulation_steps": 0}, ValueError, "accumulation_steps must be >= 1, got 0"),
     "no gradient": ({"gradient_clip": 0}, ValueError, "gradient_clip must be > 0 or None, got 0"),
     "unknown reduction": ({"loss_reduction": "max"}, ValueError, "loss_reduction must be 'mean' or 'sum', got 'max'"),

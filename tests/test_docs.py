@@ -14,8 +14,8 @@ import pytest
 import runnerkit
 from runnerkit import contrib, dl, metrics, utils
 from runnerkit.callback import EVENTS
-from runnerkit.torchvision_cpu import import_torchvision
 from tests.layers import modules
+from tests.only_these import hide
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -32,11 +32,14 @@ def name_of(page):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
-    """The Python blocks of each page run in order, in one namespace and an empty folder."""
+    """The Python blocks of each page run in order, in one namespace and an empty folder.
+
+    They need what `runnerkit[all]` installs: a page that needs torchvision names the extra `vision`.
+    """
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}
-    if "import torchmetrics" in page.read_text() or "from torchmetrics" in page.read_text():
-        import_torchvision()  # torchmetrics imports torchvision, which may need the workaround
+    if "runnerkit[vision]" not in page.read_text(encoding="utf-8"):
+        hide(monkeypatch, "torchvision")
 
     for number, block in enumerate(blocks(page, "python"), start=1):
         exec(compile(block, f"{page.name}, block {number}", "exec"), namespace)

@@ -76,7 +76,7 @@ SUPERVISED = {"_target_": "runnerkit.dl.SupervisedRunner"}
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda folder: (folder / "config.yml").unlink(), "config.yml: no such file"),
+        (lambda folder: (folder / "config.yml").unlink(), "log lacks config.yml, since a script trained the run"),
         (lambda folder: shutil.rmtree(folder / "checkpoints"), "no checkpoint"),
         (shutil.rmtree, "log: no such logdir or checkpoint"),
         (lambda folder: None, "cannot write /proc/a.safetensors"),

@@ -71,9 +71,10 @@ def needed(names):
 
 
 def test_what_is_imported_is_required_or_in_an_extra():
-    """Top-level imports are in install_requires, unless the module is imported late; all others in the extra `all`."""
+    """Top-level imports are in install_requires, unless the module is imported late; others in `all` or `vision`."""
     required = distributions(setup_cfg()["options"]["install_requires"])
-    optional = distributions(setup_cfg()["options.extras_require"]["all"])
+    extras = setup_cfg()["options.extras_require"]
+    optional = distributions(extras["all"]) | distributions(extras["vision"])
 
     for only_top_level, given in ((True, required), (False, required | optional)):
         wanted = needed(imported(only_top_level=only_top_level))

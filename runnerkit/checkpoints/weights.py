@@ -23,6 +23,7 @@ from runnerkit.seeding.initialization import is_on_meta, materialized
 from runnerkit.storage.claims import readable
 from runnerkit.storage.remote.copies import name_of, written
 from runnerkit.storage.remote.urls import shown
+from runnerkit.support.arguments import check_paths
 from runnerkit.types import Model, StateDict
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ def load_weights(
         FileNotFoundError: nothing is there.
         ValueError: the file is damaged, or its weights do not fit: names are listed, and the model is not changed.
     """
+    check_paths("load", source=source)
     path = find_weights(source, which=which)
     state = read_weights(path)
     if not isinstance(model, dict):

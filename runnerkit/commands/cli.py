@@ -185,6 +185,11 @@ def export(
         raise ValueError(f"--{next(iter(given)).replace('_', '-')} is an option of --to hf, got --to {to}")
     if out.is_dir() and to != "hf":
         raise IsADirectoryError(f"cannot write {out}: it is a folder; pass the path of a file")
+    if to in ("onnx", "torch-export") and not config_file.is_file():
+        raise FileNotFoundError(
+            f"{logdir} lacks {FILE}, since a script trained the run, and --to {to} needs the code of the model: call "
+            "utils.onnx_export or utils.trace_model in the script, or export the weights alone with --to safetensors"
+        )
     if to == "hf":
         export_hf(config_file, source, out, which=which, **given)
     elif to == "safetensors":

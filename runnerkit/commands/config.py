@@ -18,6 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_type_hints
 
+from runnerkit.errors import did_you_mean, nearest_name
+
 _TARGET = "_target_"
 _OWN_KEYS = {_TARGET, "_args_", "_partial_", "_convert_", "_recursive_"}  # accepted by Hydra for every component
 
@@ -79,7 +81,8 @@ class Config:
         hints = _hints(target)
         for name in values:
             if name not in names and name not in _OWN_KEYS and parameters and not takes_any:
-                raise self.refused(key, f"{_path_of(target)} does not accept {name!r}; it accepts {', '.join(names)}")
+                found = f"{_path_of(target)} does not accept {name!r}; it accepts {', '.join(names)}"
+                raise self.refused(key, found + did_you_mean(name, names))
         return {
             name: self.converted(value, hints[name], f"{key}.{name}".removeprefix("."))
             if name in hints and _is_plain(value)
@@ -101,7 +104,7 @@ class Config:
         try:
             found = _package("hydra.utils").get_object(path)
         except Exception as error:  # importing a module can raise anything
-            why = " ".join(str(error).split())
+            why = " ".join(str(error).split()) + _nearest_target(path)
             raise self.refused(f"{key}.{_TARGET}", f"cannot import {path!r}: {why}") from error
         finally:
             log.disabled = was_disabled
@@ -246,6 +249,17 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
         with suppress(Exception):  # names that are imported for type checkers only
             hints |= get_type_hints(SimpleNamespace(__annotations__={name: hint}), function.__globals__)
     return hints
+
+
+def _nearest_target(path: Any) -> str:
+    """Return the end of a message that suggests another name in the module of an import path, if one is similar."""
+    module, _, name = str(path).rpartition(".")
+    try:
+        known = dir(importlib.import_module(module))
+    except Exception:  # importing a module can raise anything
+        return ""
+    nearest = nearest_name(name, known)
+    return "" if nearest in (None, name) else f"; did you mean {module}.{nearest}?"
 
 
 def _path_of(target: Callable[..., Any]) -> str:

@@ -15,7 +15,7 @@ from runnerkit.commands.config import Config, TrainingError
 from runnerkit.engine import IEngine
 from runnerkit.engines.by_name import engine_by_name
 from runnerkit.engines.process_environment import ProcessEnvironment
-from runnerkit.errors import UnknownKeyError
+from runnerkit.errors import UnknownKeyError, did_you_mean
 from runnerkit.seeding.generators import set_global_seed
 from runnerkit.storage.atomic_file import write_text
 from runnerkit.storage.logdir_lock import holder, is_held, lock
@@ -70,7 +70,8 @@ def make_run(config: Config) -> tuple[Runner, dict[str, Any]]:
     plain = [name for name in inspect.signature(Runner.train).parameters if name not in _NOT_PLAIN]
     for key in config.values:
         if key not in {*_PARTS, *_ENGINE, *plain, "search"}:
-            raise config.refused(key, f"unknown key; expected one of {', '.join((*_PARTS, *_ENGINE, *plain))}")
+            known = (*_PARTS, *_ENGINE, *plain)
+            raise config.refused(key, f"unknown key; expected one of {', '.join(known)}{did_you_mean(key, known)}")
     for key in _PARTS:
         if not isinstance(config.values.get(key), dict | list | None):
             raise config.refused(key, f"expected _target_ and its arguments, got {config.values[key]!r}")
@@ -122,7 +123,8 @@ def _make_for(config: Config, key: str, owners: Mapping[str, Any]) -> Any:
         return config.make(key, *owners.values())
     for name in node:
         if name not in owners:
-            raise config.refused(f"{key}.{name}", f"no component has this key; expected one of {sorted(owners)}")
+            found = f"no component has this key; expected one of {sorted(owners)}"
+            raise config.refused(f"{key}.{name}", found + did_you_mean(name, owners))
     return {name: config.make(f"{key}.{name}", owners[name]) for name in node}
 
 

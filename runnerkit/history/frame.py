@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runnerkit.errors import UnknownKeyError
+from runnerkit.errors import UnknownKeyError, did_you_mean
 from runnerkit.history import json_lines
 from runnerkit.logger import Scope
 from runnerkit.storage.remote.copies import local_copy
@@ -76,7 +76,8 @@ def select(
             unknown = [each for each in wanted if each not in known]
             if unknown or not wanted:
                 of_loaders = f" by {loaders}" if column == "metric" and loaders is not None else ""
-                raise UnknownKeyError(f"{column}s {unknown} were not logged{of_loaders}; choose from {known}")
+                found = f"{column}s {unknown} were not logged{of_loaders}; choose from {known}"
+                raise UnknownKeyError(found + did_you_mean("".join(unknown[:1]), known))
             table = table[table[column].isin(wanted)]
     return table
 

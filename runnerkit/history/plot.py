@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runnerkit.errors import UnknownKeyError
+from runnerkit.errors import UnknownKeyError, did_you_mean
 from runnerkit.history.frame import Logdirs, read_metrics, select
 from runnerkit.storage.atomic_file import new_file
 from runnerkit.storage.remote.copies import name_of, written
@@ -76,7 +76,8 @@ def draw_metrics(
     table = select(table, metrics=metrics, loaders=loaders)
     chosen = list(table["metric"].unique()) if metrics is None else list(metrics)
     if absent := [each for each in log_scale if each not in chosen]:
-        raise UnknownKeyError(f"cannot use a logarithmic axis for {absent}, which is not drawn; choose from {chosen}")
+        found = f"cannot use a logarithmic axis for {absent}, which is not drawn; choose from {chosen}"
+        raise UnknownKeyError(found + did_you_mean(absent[0], chosen))
     num_columns = 2 if len(chosen) == 4 else min(len(chosen), _MAX_COLUMNS)
     num_rows = math.ceil(len(chosen) / num_columns)
     figure.set_size_inches(_WIDTH * num_columns, _HEIGHT * num_rows)

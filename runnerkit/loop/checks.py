@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
@@ -23,6 +22,8 @@ from torch.utils.data import (
 )
 
 from runnerkit.callback import EVENTS, ICallback, ICheckpointCallback, IListener, innermost
+from runnerkit.errors import did_you_mean
+from runnerkit.loop.loader_kinds import check_loader
 from runnerkit.sampling.feed import dataset_of, samplers_of
 from runnerkit.sampling.sharding import count_batches, share_of
 
@@ -51,7 +52,9 @@ def check_loaders(loaders: Any) -> dict[str, Any]:
     if not loaders:
         raise ValueError("loaders is empty; pass at least one, such as {'train': ..., 'valid': ...}")
     for key, loader in loaders.items():
-        path = Path(str(key))
+        if not isinstance(key, str):
+            raise TypeError(f"the keys of loaders must be str, such as 'train', got {key!r}")
+        path = Path(key)
         if path.is_absolute() or ".." in path.parts or "\0" in str(path):
             raise ValueError(
                 f"loader {key!r}: loggers name files after the key, and they would be outside the logdir; remove '..', "
@@ -62,15 +65,7 @@ def check_loaders(loaders: Any) -> dict[str, Any]:
                 f"loader {key!r}: <loader>.batch.csv is the table of training steps; give it another key, such as "
                 f"{str(key).removesuffix('.batch') + '_batch'!r}"
             )
-        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-            raise TypeError(
-                f"loader {key!r} is a {type(loader).__name__}; expected a DataLoader or an iterable of batches"
-            )
-        if isinstance(loader, Dataset) and not hasattr(loader, "__iter__"):  # its samples would be mistaken for batches
-            raise TypeError(
-                f"loader {key!r} is a {type(loader).__name__}, a data set: pass DataLoader(dataset, batch_size=...), "
-                "with batch_size=None if its items are whole batches"
-            )
+        check_loader(loader, f"loader {key!r}")
         if count_batches(loader) == 0:
             raise ValueError(f"loader {key!r} is empty: {_why_empty(loader)}")
     return dict(loaders)
@@ -149,7 +144,7 @@ def _is_ours(sampler: Any) -> bool:
 
 
 def check_one_loader(loader: Any, *, reader: str) -> None:
-    """Raise if several loaders are passed instead of one: their keys would be mistaken for batches.
+    """Raise unless `loader` is one loader: the keys of several would be mistaken for batches.
 
     Raises:
         TypeError: with what to pass instead.
@@ -159,6 +154,7 @@ def check_one_loader(loader: Any, *, reader: str) -> None:
         raise TypeError(
             f"{reader} takes one loader, got a {type(loader).__name__} of {list(loader)}: pass loaders[{key!r}]"
         )
+    check_loader(loader, f"the loader of {reader}")
 
 
 def _why_empty(loader: Any, *, num_processes: int = 1) -> str:
@@ -329,4 +325,5 @@ def check_loader_key(loader_key: str, loaders: Mapping[str, Any], *, reader: str
         ValueError: with the names of those that do.
     """
     if loader_key not in loaders:
-        raise ValueError(f"{reader} reads loader {loader_key!r}; the loaders are {sorted(loaders)}")
+        found = f"{reader} reads loader {loader_key!r}; the loaders are {sorted(loaders)}"
+        raise ValueError(found + did_you_mean(loader_key, loaders))

@@ -14,6 +14,7 @@ from runnerkit.metrics.means import LoaderMeans, means_of
 from runnerkit.metrics.reduction import PartialSums, SumsByOwner, reduce_sums
 from runnerkit.models.finite import non_finite_part
 from runnerkit.resume.run_state import modules_of
+from runnerkit.steps.diverged import advice
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -86,8 +87,7 @@ def check_mean(runner: IRunner, key: str) -> None:
     mean = runner.loader_metrics.get(key)
     if mean is not None and _is_bad(runner, key, mean):
         raise ValueError(
-            f"{key!r} became {mean} within epoch {runner.epoch_step} of loader {runner.loader_key!r}; "
-            "the last checkpoint predates it. Try a smaller learning rate or grad_clip_fn='clip_grad_norm_'"
+            f"{key!r} became {mean} within epoch {runner.epoch_step} of loader {runner.loader_key!r}{advice(runner)}"
         )
 
 

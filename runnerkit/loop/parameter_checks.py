@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from runnerkit.loop.component_checks import check_components
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
@@ -25,16 +26,13 @@ _WHERE_TO = (
 
 
 def check_optimizer(optimizer: Any, model: Any, criterion: Any) -> None:
-    """Raise if an optimizer trains parameters that belong neither to model nor criterion, or if a class is passed.
+    """Raise if an optimizer trains parameters that belong neither to model nor criterion, or one of them is not one.
 
     Raises:
-        TypeError: with what to call.
+        TypeError: as in :func:`check_components`.
         ValueError: with the number of these parameters and their shapes.
     """
-    for name, given in (("model", model), ("criterion", criterion), ("optimizer", optimizer)):
-        for each in as_dict(given).values():
-            if isinstance(each, type):
-                raise TypeError(f"{name} is the class {each.__name__}; pass an instance of it: {each.__name__}(...)")
+    check_components(model=model, criterion=criterion, optimizer=optimizer)
     _check_known(as_dict(optimizer), {*_parameters_in(model, criterion)})
 
 

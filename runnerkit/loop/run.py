@@ -34,6 +34,7 @@ class Run(ProcessState):
     Args:
         given_hooks: an object whose ``get_*`` methods make the components in place of the runner's; None outside an
             evaluation.
+        required_metrics: (loader key, metric key) pairs that exist, or the run raises before training.
 
     Attributes:
         stage: the stage under way, as the engine prepared it.
@@ -42,8 +43,15 @@ class Run(ProcessState):
         resume_point: the checkpoint that the run continues from, if there is one.
     """
 
-    def __init__(self, given_hooks: Any = None, *, resume_point: ResumePoint | None = None) -> None:
+    def __init__(
+        self,
+        given_hooks: Any = None,
+        *,
+        resume_point: ResumePoint | None = None,
+        required_metrics: tuple[tuple[str, str], ...] = (),
+    ) -> None:
         self.given_hooks = given_hooks
+        self.required_metrics = required_metrics
         self.stage = Stage()
         self.position = Position()
         self.logs = RunLogs()
@@ -154,7 +162,8 @@ class Run(ProcessState):
 
     def renewed(self) -> Self:
         """Return a run of the same hooks from the same checkpoint, which has not begun."""
-        return type(self)(self.given_hooks, resume_point=self.resume_point.renewed())
+        point = self.resume_point.renewed()
+        return type(self)(self.given_hooks, resume_point=point, required_metrics=self.required_metrics)
 
     def _open_loggers(self, runner: IRunner) -> None:
         """Open the loggers, once, on rank zero, after all input has been checked."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import ICheckpointCallback
+from runnerkit.errors import UnknownKeyError, did_you_mean
 from runnerkit.logger import ILogger, Scope, Step, StepQueue, takes
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.environment import describe_environment
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 _WRONG_USE = (
     ValueError, TypeError, LookupError, AttributeError, NameError, ImportError, FileExistsError,
 )  # fmt: skip
+
+_DEFAULT_KEYS = ("console", "csv", "tensorboard")  # of the loggers that `train` adds
 
 
 class RunLogs(ProcessState):
@@ -253,6 +256,8 @@ def check_loggers(loggers: Any) -> None:
     writers: dict[Any, str] = {}
     for key, each in loggers.items():
         if each is None:
+            if key not in _DEFAULT_KEYS and (meant := did_you_mean(key, _DEFAULT_KEYS)):
+                raise UnknownKeyError(f"loggers={{{key!r}: None}} disables no logger{meant}")
             continue
         if not isinstance(each, ILogger):
             if isinstance(each, type):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runnerkit.errors import did_you_mean
 from runnerkit.types import StateDict, widest_float
 
 Place = tuple[int, int, str]  # batch, rank, key: the smallest is the first
@@ -73,4 +74,5 @@ def check_policy(non_finite: Any) -> None:
         ValueError: it is not "raise", "locate" or "keep".
     """
     if non_finite not in ("raise", "locate", "keep"):
-        raise ValueError(f'non_finite must be "raise", "locate" or "keep", got {non_finite!r}')
+        found = f'non_finite must be "raise", "locate" or "keep", got {non_finite!r}'
+        raise ValueError(found + did_you_mean(non_finite, ("raise", "locate", "keep")))

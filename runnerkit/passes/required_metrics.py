@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from runnerkit.errors import UnknownKeyError
+from runnerkit.errors import UnknownKeyError, did_you_mean
 from runnerkit.loop.loader_pass import Pass, aside
 from runnerkit.seeding.generators import keep_rng
 
@@ -29,16 +29,16 @@ def check_required_metrics(runner: IRunner) -> None:
     if point.is_within_epoch or not point.is_epoch_left(runner):
         return
     provided = {metric for callback in runner.callbacks.values() for metric in callback.provides}
-    for callback in runner.callbacks.values():
-        for loader_key, metric_key in callback.requires:
-            if metric_key in provided or loader_key.startswith("train"):
-                continue
-            metrics = _evaluate_one_batch(runner, loader_key)
-            if metrics is not None and metric_key not in metrics:
-                raise UnknownKeyError(
-                    f"{type(callback).__name__} reads metric {metric_key!r} of loader {loader_key!r}, which has "
-                    f"{sorted(metrics)}"
-                )
+    requires = [(type(each).__name__, pair) for each in runner.callbacks.values() for pair in each.requires]
+    by_callbacks = {pair for _, pair in requires}
+    requires += [("valid_metric", pair) for pair in runner.current_run.required_metrics if pair not in by_callbacks]
+    for reader, (loader_key, metric_key) in requires:
+        if metric_key in provided or loader_key.startswith("train"):
+            continue
+        metrics = _evaluate_one_batch(runner, loader_key)
+        if metrics is not None and metric_key not in metrics:
+            found = f"{reader} reads metric {metric_key!r} of loader {loader_key!r}, which has {sorted(metrics)}"
+            raise UnknownKeyError(found + did_you_mean(metric_key, metrics))
 
 
 def _evaluate_one_batch(runner: IRunner, loader_key: str) -> dict[str, float] | None:

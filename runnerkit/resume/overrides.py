@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from runnerkit.errors import did_you_mean
 from runnerkit.support.torch_internals import INNER_SCHEDULERS
 from runnerkit.types import StateDict
 from runnerkit.warmup import WarmupLR
@@ -25,7 +26,7 @@ def check_source(resume_options: str) -> None:
     if resume_options not in ("checkpoint", "arguments"):
         raise ValueError(
             "resume_options must be 'checkpoint' (the saved learning rate and schedule) or 'arguments' (the ones that "
-            f"are passed), got {resume_options!r}"
+            f"are passed), got {resume_options!r}" + did_you_mean(resume_options, ("checkpoint", "arguments"))
         )
 
 

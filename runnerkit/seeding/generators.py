@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
+import operator
 import random
 import struct
 from collections.abc import Callable, Collection, Iterator
@@ -29,6 +30,7 @@ def set_global_seed(seed: int) -> None:
     """
     if not -(2**63) <= seed < 2**64:
         raise ValueError(f"expected a seed from -2**63 to 2**64 - 1, the range of torch, got {seed}")
+    seed = operator.index(seed)  # also of NumPy
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

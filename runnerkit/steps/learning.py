@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runnerkit.errors import UnknownKeyError
+from runnerkit.steps.diverged import advice
 from runnerkit.steps.gradient_step import GradientStep, gradients_of
 from runnerkit.steps.sparse_gradients import with_dense_gradients
 from runnerkit.steps.sum_of_shares import divisor_of
@@ -150,7 +151,7 @@ def check_losses(runner: IRunner) -> None:
     if largest is not None and _is_bad(float(largest), runner):
         raise ValueError(
             f"a loss of learn() became {float(largest)} within epoch {runner.epoch_step} of loader "
-            f"{runner.loader_key!r}; the last checkpoint predates it. Try a smaller learning rate or clip=1.0"
+            f"{runner.loader_key!r}{advice(runner)}"
         )
 
 
@@ -166,7 +167,7 @@ def check_loss(loss: Any, what: str, runner: IRunner) -> None:
         graph = " without a graph (detached?)" if isinstance(loss, Tensor) and not loss.requires_grad else ""
         raise ValueError(f"{what} in {where} must be a scalar tensor with a graph, got {kind}{graph}")
     if _is_bad(loss.item(), runner):
-        raise ValueError(f"{what} is {loss.item()} in {where}, rank {runner.engine.rank}")
+        raise ValueError(f"{what} is {loss.item()} in {where}, rank {runner.engine.rank}{advice(runner)}")
 
 
 def _is_bad(loss: float, runner: IRunner) -> bool:

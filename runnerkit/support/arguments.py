@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import wraps
+from inspect import Parameter, signature
 from numbers import Integral, Real
 from os import PathLike
-from typing import Any
+from typing import Any, TypeVar, cast
+
+from runnerkit.errors import did_you_mean
 
 
 def check_integers(owner: object, *, least: int | None = 1, or_none: bool = False, **given: Any) -> None:
@@ -51,9 +55,31 @@ def check_paths(owner: object, *, or_none: bool = False, **given: Any) -> None:
     _check(owner, (str, PathLike), "a path", or_none, given)
 
 
+def check_flags(owner: object, **given: Any) -> None:
+    """Raise unless each value is a bool, or 0 or 1: other values would count as true."""
+    for name, value in given.items():
+        if isinstance(value, str) or value not in (0, 1):
+            raise TypeError(_describe(owner, name, "True or False", False, value))
+
+
+def check_seed(owner: object, seed: Any) -> None:
+    """Raise unless `seed` is an integer that torch accepts."""
+    if seed is None:
+        raise TypeError(_describe(owner, "seed", "an integer", False, seed) + "; random.randrange(2**32) draws one")
+    check_integers(owner, least=None, seed=seed)
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(_describe(owner, "seed", "from -2**63 to 2**64 - 1, the range of torch", False, seed))
+
+
 def check_mappings(owner: object, **given: Any) -> None:
-    """Raise unless each value is a dict or None."""
-    _check(owner, Mapping, "a dict", True, given)
+    """Raise unless each value is a dict or None; what an object holds, which may be secret, is not shown."""
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Mapping):
+            convert = "dataclasses.asdict" if is_dataclass(value) else "vars" if hasattr(value, "__dict__") else "dict"
+            shown = f"{value!r}" if isinstance(value, Real) else f"a {type(value).__name__}"
+            raise TypeError(
+                f"{_name_of(owner)}: {name} must be a dict or None, got {shown}; pass for example {name}={convert}(...)"
+            )
 
 
 def check_names(owner: object, *, or_none: bool = False, **given: Any) -> None:
@@ -83,8 +109,44 @@ def _check(owner: object, kind: Any, accepted: str, or_none: bool, given: Mappin
 
 
 def _describe(owner: object, name: str, accepted: str, or_none: bool, value: Any) -> str:
-    named = owner if isinstance(owner, str) else type(owner).__name__
-    return f"{named}: {name} must be {accepted}{' or None' * or_none}, got {value!r}"
+    return f"{_name_of(owner)}: {name} must be {accepted}{' or None' * or_none}, got {value!r}"
+
+
+def _name_of(owner: object) -> str:
+    return owner if isinstance(owner, str) else type(owner).__name__
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def explain_calls(**elsewhere: str) -> Callable[[Method], Method]:
+    """Decorate a method so that a wrong name of an argument, or one passed by position, raises with what to write.
+
+    Args:
+        elsewhere: names of arguments in other libraries, and today's name for each.
+    """
+
+    def decorate(method: Method) -> Method:
+        kinds = {name: each.kind for name, each in signature(method).parameters.items()}
+        is_open = Parameter.VAR_KEYWORD in kinds.values()  # other names belong to the user
+        num_by_position = sum(kind is Parameter.POSITIONAL_OR_KEYWORD for kind in kinds.values())  # with self
+        named = [name for name, kind in kinds.items() if kind is not Parameter.VAR_KEYWORD][1:]
+        call = f"{method.__name__}()"
+
+        @wraps(method)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            if len(args) > num_by_position:
+                example = f"{method.__name__}({named[num_by_position - 1]}=...)"
+                raise TypeError(f"{call} takes arguments by name, such as {example}")
+            for name in kwargs if not is_open else ():
+                if name not in kinds:
+                    meant = f"; did you mean {elsewhere[name]!r}?" if name in elsewhere else did_you_mean(name, named)
+                    raise TypeError(f"{call} does not take the argument {name!r}{meant}")
+            return method(*args, **kwargs)
+
+        return cast(Method, checked)
+
+    return decorate
 
 
 _TOPK = {"topk_args": "topk"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from runnerkit.errors import UnknownKeyError
+from runnerkit.errors import UnknownKeyError, did_you_mean
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -34,9 +34,8 @@ def pick(runner: IRunner, *keys: Keys, reader: str) -> tuple[list[Any], dict[str
             else:
                 keyword_arguments |= {key: batch[key] for key in each}
     except KeyError as error:
-        raise UnknownKeyError(
-            f"{reader} reads {error.args[0]!r} of a batch of loader {runner.loader_key!r}, which has {list(batch)}"
-        ) from None
+        found = f"{reader} reads {error.args[0]!r} of a batch of loader {runner.loader_key!r}, which has {list(batch)}"
+        raise UnknownKeyError(found + did_you_mean(error.args[0], batch)) from None
     except (TypeError, IndexError):
         if isinstance(batch, dict):
             raise
