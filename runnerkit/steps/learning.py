@@ -173,8 +173,3 @@ def check_loss(loss: Any, what: str, runner: IRunner) -> None:
 def _is_bad(loss: float, runner: IRunner) -> bool:
     # A gradient scaler handles infinities; NaN is an error in any precision.
     return math.isnan(loss) or (math.isinf(loss) and not runner.engine.precision.skips_steps)
-
-
-def is_due(runner: IRunner, every: int) -> bool:
-    """Return whether the last batch reached a multiple of `every` optimizer steps."""
-    return runner.optimizer_step % every < runner.gradient_step.num_steps
