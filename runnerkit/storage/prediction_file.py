@@ -116,7 +116,7 @@ def flat_columns(prediction: Any) -> dict[str, Any]:
         twice = sorted(parts.keys() & flat.keys())
         if twice:
             raise ValueError(
-                f"two parts of the prediction would be column {twice[0]!r} of a .csv file or a frame, one of them as an "
+                f"two parts of the prediction would be column {twice[0]!r} of a .csv file or a frame, one of them an "
                 f"element of {name!r} or of another vector; rename one in predict_batch, or write a .parquet file"
             )
         flat |= parts
@@ -124,9 +124,7 @@ def flat_columns(prediction: Any) -> dict[str, Any]:
 
 
 def _scalar_columns(name: str, column: Any) -> dict[str, Any]:
-    return {
-        "_".join([name, *map(str, index)]): column[(slice(None), *index)] for index in np.ndindex(column.shape[1:])
-    }
+    return {"_".join([name, *map(str, index)]): column[(slice(None), *index)] for index in np.ndindex(column.shape[1:])}
 
 
 def _as_text(column: Any) -> Any:

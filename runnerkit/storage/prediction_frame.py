@@ -17,7 +17,7 @@ def check_index(index: Any) -> None:
 
     Raises:
         ImportError: pandas is not installed.
-        TypeError: `index` is a frame or has no length.
+        TypeError: `index` is a frame, or is not a sequence.
     """
     try:
         import pandas  # noqa: F401  # before any process starts
