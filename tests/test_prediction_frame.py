@@ -13,7 +13,7 @@ from runnerkit.storage.prediction_frame import prediction_frame
 from tests.tiny import classification, mlp
 
 TABLE = pandas.DataFrame(classification(11).tensors[0].numpy(), index=[f"row {number}" for number in range(11)])
-ROWS = TensorDataset(torch.from_numpy(TABLE.to_numpy()), torch.arange(11))
+ROWS = TensorDataset(torch.tensor(TABLE.to_numpy()), torch.arange(11))
 
 
 class Predicts(dl.SupervisedRunner):
