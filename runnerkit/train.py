@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from runnerkit import callbacks as parts  # each is imported when it is first used
 from runnerkit.callback import ICallback, IOptimizerCallback
@@ -20,7 +20,7 @@ from runnerkit.loop.component_checks import check_components
 from runnerkit.loop.run import Run
 from runnerkit.passes.engine_in_use import borrow_engine
 from runnerkit.passes.evaluation import EvaluationHooks, evaluate
-from runnerkit.passes.prediction import Prediction, stream, write
+from runnerkit.passes.prediction import Prediction, as_frame, stream, write
 from runnerkit.resume.overrides import Source
 from runnerkit.runner import IRunner
 from runnerkit.steps.budget import Budget
@@ -30,6 +30,9 @@ from runnerkit.storage.remote.urls import as_url
 from runnerkit.support.arguments import check_paths, check_seed, explain_calls
 from runnerkit.train_options import ELSEWHERE, TrainOptions, callbacks_by_key, holds
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict, is_maker, like
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass
@@ -328,6 +331,17 @@ class Runner(IRunner):
         runner = self._for_inference(model, chosen, loads=resume is not None)
         prediction = Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=True)
         return write(runner, prediction, Path(as_url(path) or path))
+
+    def predict_frame(self, *, loader: Iterable[Any], index: Any = None, **kwargs: Any) -> pd.DataFrame:
+        """Return the results of `predict_batch` as a pandas frame, one row per sample, in the loader's order.
+
+        Args:
+            index: labels of the rows, such as the index of the frame that the loader reads; by default 0, 1, ...
+            loader, kwargs: see :meth:`predict_loader`. The columns are those of a .csv file of :meth:`predict_to`.
+        Raises:
+            ValueError: an `index` of another length, or for a loader that shuffles; predictions that are not rows.
+        """
+        return as_frame(self.predict_loader(loader=loader, **kwargs), loader, index=index)
 
     def _for_inference(self, model: Model | None, engine: IEngine | None, *, loads: bool) -> Self:
         """Return the runner that predicts: a copy within a run, whose model and engine stay, or for other processes."""

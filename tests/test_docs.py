@@ -14,6 +14,8 @@ import pytest
 import runnerkit
 from runnerkit import contrib, dl, metrics, utils
 from runnerkit.callback import EVENTS
+from runnerkit.torchvision_cpu import import_torchvision
+from tests.fashion_mnist_layout import write_fashion_mnist
 from tests.layers import modules
 from tests.only_these import hide
 
@@ -30,16 +32,33 @@ def name_of(page):
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
+def needs(page, package):
+    """Return whether the page's code imports the package."""
+    return any(re.search(rf"^(import|from) {package}\b", block, flags=re.MULTILINE) for block in blocks(page, "python"))
+
+
+def pages_that_run():
+    """Yield the pages with code; those that need transformers, which only the extra dev installs, are slow."""
+    for page in PAGES:
+        if blocks(page, "python"):
+            yield pytest.param(page, marks=[pytest.mark.slow] if needs(page, "transformers") else [], id=name_of(page))
+
+
+@pytest.mark.parametrize("page", pages_that_run())
 def test_python_blocks_run(page, tmp_path, monkeypatch):
-    """The Python blocks of each page run in order, in one namespace and an empty folder.
+    """The Python blocks of each page run in order, in one namespace and an empty folder, with Fashion-MNIST in data.
 
     They need what `runnerkit[all]` installs: a page that needs torchvision names the extra `vision`.
     """
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}
-    if "runnerkit[vision]" not in page.read_text(encoding="utf-8"):
+    if any(needs(page, package) for package in ("torchvision", "transformers")):
+        import_torchvision()  # transformers imports it where it is installed
+    elif "runnerkit[vision]" not in page.read_text(encoding="utf-8"):
         hide(monkeypatch, "torchvision")
+    if needs(page, "torchvision"):
+        assert "runnerkit[vision]" in page.read_text(encoding="utf-8")
+        write_fashion_mnist("data", num_train=96, num_test=48)
 
     for number, block in enumerate(blocks(page, "python"), start=1):
         exec(compile(block, f"{page.name}, block {number}", "exec"), namespace)

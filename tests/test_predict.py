@@ -140,11 +140,12 @@ SHUFFLED = pairs(batch_size=3, shuffle=True)
         (pairs(batch_sampler=Batches(RandomSampler(range(11)), 3, drop_last=False)), 11, True),
         (pairs(batch_size=3, sampler=DistributedSampler(range(11), 1, 0)), 11, True),
         (BatchLimitLoaderWrapper(SHUFFLED, 9), 11, True),
+        (TensorLoader(*pairs().dataset.tensors, batch_size=3, shuffle=True), 11, True),
         (list(pairs(batch_size=3)), 11, False),
     ],
     ids=[
         *("plain", "stream", "tensors", "limited", "own", "distributed", "own that drops", "shuffled"),
-        *("own that shuffles", "distributed that shuffles", "limited and shuffled", "list"),
+        *("own that shuffles", "distributed that shuffles", "limited and shuffled", "tensors shuffled", "list"),
     ],
 )
 def test_samples_are_left_out_or_shuffled_only_with_a_warning(whole, num_rows, is_shuffled, caplog):
@@ -188,6 +189,7 @@ def every_case(folder):
     for suffix in ("csv", "parquet"):
         path = Writes(mlp()).predict_to(f"{folder}/new/predictions.{suffix}", loader=loader(65, 4), engine=DDP())
         found[suffix] = path.stat().st_size  # every rank sees the file
+    found["frame"] = Writes(mlp()).predict_frame(loader=loader(65, 4), engine=DDP(), index=range(100, 165))
     gathered = group.gather_object(found)
     group.cleanup()
     return gathered
@@ -248,6 +250,14 @@ def test_files_hold_what_one_process_writes(ranks, folder, tmp_path):
         torch.testing.assert_close(theirs["logits"], ours["logits"], rtol=1e-5, atol=1e-6)
         assert torch.equal(theirs["targets"], classification(65).tensors[1])
     assert sorted(path.suffix for path in (folder / "new").iterdir()) == [".csv", ".parquet"]
+
+
+def test_every_rank_gets_the_frame_of_one_process(ranks):
+    """Rows are in order, so that the index labels the same ones."""
+    one = Writes(mlp()).predict_frame(loader=loader(65, 7), cpu=True, index=range(100, 165))
+
+    for found in ranks:
+        pandas.testing.assert_frame_equal(found["frame"], one, rtol=1e-5, atol=1e-6)
 
 
 def read(path):

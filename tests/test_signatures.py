@@ -16,7 +16,7 @@ from runnerkit.engines.launch.process_group import ProcessGroupOptions
 TRAIN = inspect.signature(dl.SupervisedRunner.train).parameters
 # Functions whose **kwargs have names from the user: arguments of `predict_batch`, a model, a pruning function or a
 # scikit-learn class, keys of loaders, or arguments of `wandb.init` and Comet's `ExperimentConfig`, which vary.
-OPEN = {"predict_batch", "predict_loader", "predict_to", "trace_model", "onnx_export", "prune_model"}
+OPEN = {"predict_batch", "predict_loader", "predict_to", "predict_frame", "trace_model", "onnx_export", "prune_model"}
 OPEN |= {"BatchOverfitCallback", "PeriodicLoaderCallback", "SklearnModelCallback", "CometLogger", "WandbLogger"}
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.utils.data import RandomSampler
+from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from runnerkit.checkpoints.folder import find_checkpoint
 from runnerkit.checkpoints.weights import load_weights
@@ -29,8 +29,12 @@ from runnerkit.sampling.share import LoaderShare
 from runnerkit.seeding.generators import derive_seed, set_global_seed
 from runnerkit.storage.claims import written
 from runnerkit.storage.prediction_file import check_path, prediction_file
+from runnerkit.storage.prediction_frame import check_index, prediction_frame
 from runnerkit.storage.rows import interleave, to_cpu_rows
 from runnerkit.types import Batch, Model, as_dict, like
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +123,21 @@ def write(runner: Predictor, prediction: Prediction, path: Path) -> Path:
     return path
 
 
+def as_frame(predictions: Iterator[Any], loader: Any, *, index: Any) -> pd.DataFrame:
+    """Collect the results of :func:`stream` in a frame.
+
+    Raises:
+        ValueError: `index` cannot label the rows, because the loader shuffles or has another number of samples.
+    """
+    check_index(index)
+    if index is not None and _is_shuffled(loader):
+        raise ValueError(
+            "predict_frame: the loader shuffles, so index= would label other rows: use shuffle=False, or return an "
+            "identifier of each sample from predict_batch"
+        )
+    return prediction_frame(predictions, index=index)
+
+
 def in_order(rounds: Iterable[list[Any]], *, by_batches: bool, every: int = 1) -> Iterator[Any]:
     """Yield predictions in the order of the loader.
 
@@ -202,16 +221,19 @@ def _warn_about_gaps(loader: Any, share: LoaderShare) -> None:
 
 def _warn_of_shuffling(loader: Any) -> None:
     """Warn that predictions will not be in the order of the data set."""
-    sampler, _, inner = samplers_of(loader)
-    is_shuffled = any(
-        isinstance(each, RandomSampler) or getattr(each, "shuffle", False) is True for each in (sampler, inner)
-    )
-    if is_shuffled or not getattr(dataset_of(loader), "keeps_order", True):
+    if _is_shuffled(loader):
         logger.warning(
             "loader %r shuffles: predictions come in its order, not in the data set's; use shuffle=False, or "
             "return an identifier of each sample from predict_batch",
             PREDICT,
         )
+
+
+def _is_shuffled(loader: Any) -> bool:
+    sampler, _, inner = samplers_of(loader)
+    random = RandomSampler | SubsetRandomSampler | WeightedRandomSampler
+    shuffles = any(isinstance(each, random) or getattr(each, "shuffle", False) is True for each in (sampler, inner))
+    return shuffles or not getattr(dataset_of(loader), "keeps_order", True)
 
 
 def _num_samples(share: LoaderShare, number: int) -> int | None:

@@ -90,7 +90,7 @@ def _csv(path: Path) -> Iterator[Write]:
         rows = csv.writer(file)
 
         def write(prediction: Any) -> None:
-            columns = _flat_columns(prediction)
+            columns = {name: _as_text(column) for name, column in flat_columns(prediction).items()}
             if not header:
                 header.extend(columns)
                 rows.writerow(header)
@@ -104,26 +104,32 @@ def _csv(path: Path) -> Iterator[Write]:
         yield write
 
 
-def _flat_columns(prediction: Any) -> dict[str, Any]:
+def flat_columns(prediction: Any) -> dict[str, Any]:
+    """Name a prediction's numbers like :func:`columns_of`; those of a vector are ``name_0``, ``name_1``, ...
+
+    >>> list(flat_columns({"logits": torch.zeros(4, 2), "name": list("abcd")}))
+    ['logits_0', 'logits_1', 'name']
+    """
     flat: dict[str, Any] = {}
     for name, column in columns_of(prediction).items():
         parts = {name: column} if isinstance(column, list) else _scalar_columns(name, column)
         twice = sorted(parts.keys() & flat.keys())
         if twice:
             raise ValueError(
-                f"two parts of the prediction would be column {twice[0]!r} of a .csv file, one of them as an element "
-                f"of {name!r} or of another vector; rename one in predict_batch, or write a .parquet file"
+                f"two parts of the prediction would be column {twice[0]!r} of a .csv file or a frame, one of them an "
+                f"element of {name!r} or of another vector; rename one in predict_batch, or write a .parquet file"
             )
         flat |= parts
     return flat
 
 
 def _scalar_columns(name: str, column: Any) -> dict[str, Any]:
+    return {"_".join([name, *map(str, index)]): column[(slice(None), *index)] for index in np.ndindex(column.shape[1:])}
+
+
+def _as_text(column: Any) -> Any:
     # As text, a number has the fewest digits that distinguish it from its neighbors of the same type.
-    return {
-        "_".join([name, *map(str, index)]): column[(slice(None), *index)].astype(str)
-        for index in np.ndindex(column.shape[1:])
-    }
+    return column if isinstance(column, list) else column.astype(str)
 
 
 @contextmanager
