@@ -4,6 +4,7 @@ import configparser
 import fnmatch
 import importlib.metadata
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -57,14 +58,12 @@ def named(tmp_path_factory):
             shutil.copy(path, copy)
         elif not path.name.startswith((".", "build", "dist")):
             (copy / path.name).symlink_to(path)
-    name_repository(copy, URL, TAG)
+    name_repository(copy, url=URL, ref=TAG)
     return copy
 
 
-def name_repository(folder, url, ref):
-    command = [sys.executable, ROOT / "scripts" / "name_repository.py", folder, url, ref]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def name_repository(folder, **where):
+    runpy.run_path(str(ROOT / "scripts" / "name_repository.py"))["name_repository"](folder, **where)
 
 
 class Links(HTMLParser):
@@ -140,17 +139,16 @@ def test_the_metadata_name_the_repository(named):
 
 @pytest.mark.parametrize(
     ("url", "link", "error"),
-    [("forge.example/owner", "LICENSE", "ValueError: expected the URL of a repository"), (URL, "no.md", "no.md, which")],
+    [("forge.example/owner", "LICENSE", ValueError), (URL, "no.md", FileNotFoundError)],
 )
 def test_a_wrong_address_and_a_broken_link_are_refused(tmp_path, url, link, error):
     for name in ("README.md", "setup.cfg", "CITATION.cff"):
         (tmp_path / name).write_text(f"[x]({link})\n")
     (tmp_path / "LICENSE").touch()
 
-    command = [sys.executable, str(ROOT / "scripts" / "name_repository.py"), str(tmp_path), url, TAG]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    with pytest.raises(error, match="URL of a repository|no.md, which does not exist"):
+        name_repository(tmp_path, url=url, ref=TAG)
 
-    assert done.returncode == 1 and error in done.stderr
     assert (tmp_path / "README.md").read_text() == f"[x]({link})\n"
 
 
@@ -178,7 +176,7 @@ def test_the_lock_file_pins_each_requirement_of_development_once():
     locked, lines = pins("constraints-dev.txt")
     wanted = [*requirements("options", "install_requires"), *requirements("options.extras_require", "dev")]
 
-    assert lines == sorted(lines) and len(lines) == len(locked)
+    assert list(locked) == sorted(locked) and len(lines) == len(locked)
     assert all(re.fullmatch(r"[a-z0-9-]+==\d[\w.]*", line) for line in lines)
     names = {canonicalize_name(each.name): each.specifier for each in wanted}
     assert len(names) > 40

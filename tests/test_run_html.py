@@ -50,7 +50,7 @@ class View(HTMLParser):
 
     def handle_data(self, data):
         self.text += data
-        if self._open and self._open[-1] in ("td", "th"):
+        if {"td", "th"} & {*self._open}:
             self.rows[-1][-1] += data
 
 

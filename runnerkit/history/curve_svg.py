@@ -67,8 +67,9 @@ def _part(value: float, low: float, high: float) -> float:
     """Return the position of `value` between the limits, from 0 to 1; the middle if they are equal."""
     if not high > low:
         return 0.5
-    half = high / 2 - low / 2  # halves, as the difference of two large numbers may be infinite
-    return (value / 2 - low / 2) / half
+    if math.isinf(high - low):
+        value, low, high = value / 2, low / 2, high / 2
+    return (value - low) / (high - low)
 
 
 def _unbroken(points: Points) -> list[list[tuple[float, float]]]:
