@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' runnerkit/version.py)
 [ "$tag" = "v$version" ] || { echo "the tag is $tag, but runnerkit/version.py has $version" >&2; exit 1; }
-grep -q "^## \[$version\] - " CHANGELOG.md || { echo "CHANGELOG.md has no section [$version] with a date" >&2; exit 1; }
+grep -q "^## \[$version\] - " CHANGELOG.md || { echo "CHANGELOG.md lacks a section [$version] with a date" >&2; exit 1; }
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -153,12 +153,12 @@ def test_a_version_without_a_section_of_the_changelog_is_not_built(release, tmp_
 
     done = build_release(copy, f"v{__version__}")
 
-    assert done.returncode == 1 and f"CHANGELOG.md has no section [{__version__}]" in done.stderr
+    assert done.returncode == 1 and f"CHANGELOG.md lacks a section [{__version__}]" in done.stderr
 
 
 @pytest.mark.slow
 def test_the_tests_run_in_an_unpacked_sdist(tmp_path):
-    """It has no repository and no links; the editable install, as of `make`, finds the folders at its root."""
+    """It lacks the repository and the links; the editable install, as of `make`, finds the folders at its root."""
     run(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", tmp_path, ROOT, cwd=tmp_path)
     shutil.unpack_archive(tmp_path / f"runnerkit-{__version__}.tar.gz", tmp_path, filter="data")
     source = tmp_path / f"runnerkit-{__version__}"

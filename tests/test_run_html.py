@@ -77,7 +77,7 @@ def test_a_runner_that_has_not_run_has_neither_metrics_nor_curves():
 
 
 def test_after_a_run_the_last_metrics_and_the_curves_are_shown():
-    """The table has the numbers of `epoch_metrics`, in all digits as titles; constant metrics have no curve."""
+    """The table has the numbers of `epoch_metrics`, in all digits as titles; constant metrics are not drawn."""
     runner = train(num_epochs=3, loaders={"train": loader(16, 4), "valid": loader(10, 5, seed=1)})
 
     shown = view(runner)
@@ -195,7 +195,13 @@ def test_an_evaluation_leaves_the_view_unchanged():
     assert runner._repr_html_() == before
 
 
-HOSTILE = ["<script>alert(1)</script>", "\"><img src=x onerror='alert(1)'>", "&lt;b&gt;", "</svg></table></div>", "\udc80"]
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "\"><img src=x onerror='alert(1)'>",
+    "&lt;b&gt;",
+    "</svg></table></div>",
+    "\udc80",
+]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -216,7 +222,7 @@ def test_hostile_names_are_shown_as_they_are(name):
 
 
 def test_the_view_needs_no_other_files_and_no_style_sheet():
-    """It has no links, scripts, styles for the page, or ids that would be there twice in a notebook of two runs."""
+    """It lacks links, scripts, styles for the page, or ids that would be there twice in a notebook of two runs."""
     shown = view(train(num_epochs=2))
 
     assert shown.tags == {
