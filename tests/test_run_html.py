@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 from html.parser import HTMLParser
 
 import pytest
@@ -128,10 +129,10 @@ def test_the_caller_of_two_processes_shows_all_processes_metrics(tmp_path):
     class Signal(dl.Callback):
         def on_epoch_start(self, runner):
             (tmp_path / f"began_{runner.engine.rank}").touch()
-            for _ in range(6000):
+            for _ in range(10_000):
                 if (tmp_path / "seen").exists():
                     return
-                waits.wait(0.01)
+                time.sleep(0.01)
 
     def look():
         while not (tmp_path / "began_0").exists() and not waits.wait(0.01):
