@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+# Versions of what is installed for development: those that the tests passed with, or, of constraints.txt, the newest.
+LOCK ?= constraints-dev.txt
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 ROUNDS ?= 10
@@ -32,7 +34,7 @@ PYTEST := -m pytest -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-doctests test-slow test-all test-versions coverage parity screenshots bench bench-peers gpu drills fuzz docs lint check format clean
+.PHONY: help demo test test-quick test-doctests test-slow test-all test-versions coverage parity screenshots bench bench-peers gpu drills fuzz docs lint check format lock clean
 
 help:  ## print this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -110,13 +112,19 @@ format: $(VENV)/installed  ## write the stubs of public names, format the code a
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+lock: $(VENV)/installed  ## write constraints-dev.txt; for the newest versions, with VENV=.venv-lock LOCK=constraints.txt
+	$(BIN)/python scripts/lock.py >$(VENV)/lock.txt
+	mv $(VENV)/lock.txt constraints-dev.txt
+
 # Extras of increasing size: for the demo, for the tests not marked slow, and for development.
 $(VENV)/demo: EXTRA := demo
 $(VENV)/test: EXTRA := test
 $(VENV)/installed: EXTRA := dev
-$(VENV)/demo $(VENV)/test $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
+$(VENV)/demo $(VENV)/test: CONSTRAINTS := constraints.txt
+$(VENV)/installed: CONSTRAINTS := $(LOCK)
+$(VENV)/demo $(VENV)/test $(VENV)/installed: setup.cfg pyproject.toml constraints.txt constraints-dev.txt
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRA)]'
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[$(EXTRA)]'
 	touch $@
 
 $(PEERS)/installed: benchmarks/peers/requirements.txt constraints.txt
@@ -126,4 +134,4 @@ $(PEERS)/installed: benchmarks/peers/requirements.txt constraints.txt
 	touch $@
 
 clean:  ## remove virtual environments and generated files
-	rm -rf $(VENV) .venv-dev .venv-versions $(PEERS) .coverage* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis site
+	rm -rf $(VENV) .venv-dev .venv-lock .venv-versions $(PEERS) .coverage* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis site

@@ -338,6 +338,12 @@ class IRunner(IListener):
         run.launch(self)
         return self
 
+    def _repr_html_(self) -> str:
+        """Show the state of the run, its last metrics and their curves in a notebook."""
+        from runnerkit.history.run_html import html_of  # only notebooks need it
+
+        return html_of(self)
+
     @property
     def _caller_callbacks(self) -> Mapping[str, ICallback]:
         """Callbacks of the calling process, which get the state of those that ran."""

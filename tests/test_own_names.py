@@ -83,6 +83,9 @@ class Legal(dl.IRunner):
     def run(self):
         return super().run()
 
+    def _repr_html_(self):
+        return f"<p>{self.epoch_step}</p>"
+
     def handle_batch(self, batch):
         self.batch_metrics["loss"] = self.criterion(self.model(batch[0]), batch[1])
 

@@ -25,6 +25,12 @@ def run(*command, cwd):
     return done.stdout.strip()
 
 
+def committed():
+    """Return the files that git would commit; links among them are left out."""
+    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT).splitlines()
+    return {name for name in listed if (ROOT / name).is_file() and not (ROOT / name).is_symlink()}
+
+
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
     """The wheel holds the package with the root folders as sub-packages, no tests or examples, and can be imported.
@@ -50,7 +56,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
     assert {path.as_posix() for path in expected} | data == {name for name in names if ".dist-info" not in name}
     assert {"engines/ddp.py", "LICENSE", "CHANGELOG.md", "constraints.txt"} <= sources.keys()
     assert not any(each.issym() or each.islnk() for each in sources.values())
-    assert [name for name in sources if name.startswith(("tests", "runnerkit/engines"))] == []
+    assert [name for name in sources if name.startswith(("runnerkit/engines", "runnerkit/callbacks"))] == []
+    assert committed() - {".gitignore"} - sources.keys() == set()
     assert Path(where).is_relative_to(tmp_path / "site")
 
 

@@ -45,4 +45,5 @@ def _names_of(base: Any) -> tuple[set[str], set[str], set[str]]:
     properties = {name: value for name, value in vars(base).items() if isinstance(value, property)}
     computed = {name for name, value in properties.items() if getattr(value.fget, "__final__", False)}
     private = {name for name, value in vars(base).items() if isinstance(value, FunctionType) and name[0] == "_"}
-    return vars(holder).keys() | computed, properties.keys() - computed, {each for each in private if each[1] != "_"}
+    private = {each for each in private if each[1] != "_" and each[-1] != "_"}  # _repr_html_ may be overridden
+    return vars(holder).keys() | computed, properties.keys() - computed, private

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import traceback
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
@@ -40,6 +41,8 @@ class Run(ProcessState):
         position: writes the counters and the metrics of epochs.
         logs: the connection to the loggers.
         resume_point: the checkpoint that the run continues from, if there is one.
+        state: "new", "running", "finished", or "failed".
+        failure: the exception's type, message and notes of a run that failed.
     """
 
     def __init__(
@@ -55,13 +58,21 @@ class Run(ProcessState):
         self.position = Position()
         self.logs = RunLogs()
         self.resume_point = resume_point or ResumePoint()
+        self.state: Literal["new", "running", "finished", "failed"] = "new"
+        self.failure = ""
 
     def launch(self, runner: IRunner) -> None:
         """Run on the engine's processes; the runner of the calling process then has the model and the metrics."""
         from runnerkit.loop import run_result
 
-        result = runner.engine.launch(partial(self._run_experiment, runner))
-        run_result.adopt(runner, result, given=self.hooks_of(runner)._caller_callbacks)
+        self.state = "running"
+        try:
+            result = runner.engine.launch(partial(self._run_experiment, runner))
+            run_result.adopt(runner, result, given=self.hooks_of(runner)._caller_callbacks)
+        except BaseException as error:
+            self.state, self.failure = "failed", "".join(traceback.format_exception_only(error)).strip()
+            raise
+        self.state = "finished"
 
     # ------------------------------------------------------------------------------------------------------ the loop
 
@@ -183,4 +194,5 @@ class Run(ProcessState):
         copied = type(self)(self.given_hooks, resume_point=self.resume_point)
         copied.position = copy.deepcopy(self.position, memo)
         copied.stage = self.stage.of_copy()
+        copied.state, copied.failure = self.state, self.failure
         return copied
