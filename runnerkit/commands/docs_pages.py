@@ -24,8 +24,9 @@ _ABOUT = """\
 > You write what happens to a batch; runnerkit runs it on any engine, exactly and at no cost.
 
 A library for training PyTorch models. Each page is a Markdown file; `runnerkit docs TOPIC` prints the one of the
-installed version, and the pages of the reference with the signatures and docstrings of the package. `runnerkit new NAME`
-writes a project with a config, a script and a test. Every command that prints data has the option `--json`.
+installed version, and the pages of the reference with the signatures and docstrings of the package.
+`runnerkit new NAME` writes a project with a config, a script and a test. Every command that prints data has the option
+`--json`.
 """
 
 
