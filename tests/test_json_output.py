@@ -134,7 +134,7 @@ def test_watch_without_a_status_says_so(tmp_path, capsys, make):
         (tmp_path / "run").mkdir()
 
     assert main(["watch", str(tmp_path / "run"), "--json"]) == 2
-    assert f"has no {FILE}" in capsys.readouterr().err
+    assert f"does not contain {FILE}" in capsys.readouterr().err
 
 
 def test_doctor_lists_findings(tmp_path, capsys):

@@ -72,7 +72,7 @@ def write_starter(path: Path) -> list[Path]:
         OSError: `path` exists, unless it is an empty folder for a project, or cannot be written.
     """
     if path.suffix not in ("", ".py"):
-        raise ValueError(f"{path} must end in .py for a script, or have no suffix for the folder of a project")
+        raise ValueError(f"{path} must end in .py for a script; the name of a project, a folder, lacks a suffix")
     is_free = not path.exists() or (path.suffix == "" and path.is_dir() and not any(path.iterdir()))
     if not is_free:
         raise FileExistsError(f"{path} exists already: choose another name")
