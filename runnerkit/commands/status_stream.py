@@ -30,7 +30,7 @@ def statuses(logdir: str | os.PathLike[str], *, once: bool = False, every_s: flo
         status = read_status(folder)
         if status is None:
             raise FileNotFoundError(
-                f"{shown(folder)} does not contain {FILE}: expected the logdir of a run that has begun, written by this version"
+                f"{shown(folder)} does not contain {FILE}: expected the logdir of a run that has begun"
             )
         if status != before:
             yield status

@@ -38,7 +38,7 @@ class RunStatus(ProcessState):
         self._metrics: Mapping[str, Mapping[str, float]] = {}
         self._logdirs: list[Path] = []
         self._started_at = ""
-        self._has_ended = threading.Event()
+        self._end: threading.Event | None = None  # made late, as a run that has not begun is pickled
         self._thread: threading.Thread | None = None
         self._has_warned = False
 
@@ -51,7 +51,9 @@ class RunStatus(ProcessState):
             with suppress(OSError):
                 remove_leftovers(logdir / FILE)
         self._write(self._status_of(runner, "running"))
-        self._thread = threading.Thread(target=self._update, args=(runner,), name="runnerkit-status", daemon=True)
+        self._end = threading.Event()
+        arguments = (runner, self._end)
+        self._thread = threading.Thread(target=self._update, args=arguments, name="runnerkit-status", daemon=True)
         self._thread.start()
 
     def note_metrics(self, key: str, metrics: Mapping[str, float]) -> None:
@@ -60,17 +62,17 @@ class RunStatus(ProcessState):
 
     def close(self, runner: IRunner, error: BaseException | None) -> None:
         """Write how the run ended."""
-        if self._thread is None:
+        if self._thread is None or self._end is None:
             return
-        self._has_ended.set()
+        self._end.set()
         self._thread.join()
-        self._thread = None
+        self._thread = self._end = None
         is_stopped = isinstance(error, KeyboardInterrupt | SystemExit)
         state: State = "finished" if error is None else "stopped" if is_stopped else "failed"
         self._write(self._status_of(runner, state, error))
 
-    def _update(self, runner: IRunner) -> None:
-        while not self._has_ended.wait(EVERY_S):
+    def _update(self, runner: IRunner, end: threading.Event) -> None:
+        while not end.wait(EVERY_S):
             self._write(self._status_of(runner, "running"))
             for logdir in self._logdirs:
                 with suppress(Exception):  # raised in the run's thread as well
