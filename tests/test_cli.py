@@ -59,7 +59,7 @@ def test_the_version_is_the_packages(capsys):
 def test_the_shell_completes_commands_and_options(capsys, monkeypatch):
     """Bash completion completes the word at the cursor: a command or an option."""
     completed = []
-    for words in ("runnerkit do", "runnerkit run --en"):
+    for words in ("runnerkit doct", "runnerkit run --en"):
         monkeypatch.setenv("_RUNNERKIT_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
