@@ -16,7 +16,21 @@ from runnerkit.commands.cli import main
 ROOT = Path(__file__).parents[1]
 EXPORTS = ("onnx", "torch-export", "safetensors")
 PAGE = ROOT / "docs" / "cli.md"
-COMMANDS = ["run", "tune", "export", "new", "env", "metrics", "plot", "watch", "report", "fetch", "doctor"]
+COMMANDS = [
+    "run",
+    "tune",
+    "export",
+    "new",
+    "env",
+    "metrics",
+    "plot",
+    "watch",
+    "report",
+    "fetch",
+    "doctor",
+    "docs",
+    "schema",
+]
 
 
 def test_the_help_names_every_command(capsys):
@@ -45,7 +59,7 @@ def test_the_version_is_the_packages(capsys):
 def test_the_shell_completes_commands_and_options(capsys, monkeypatch):
     """Bash completion completes the word at the cursor: a command or an option."""
     completed = []
-    for words in ("runnerkit do", "runnerkit run --en"):
+    for words in ("runnerkit doct", "runnerkit run --en"):
         monkeypatch.setenv("_RUNNERKIT_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
@@ -99,7 +113,7 @@ def run_line(line):
     """Run a command in this process, or a script in its own, because it replaces the process; return the exit code."""
     program, *arguments = shlex.split(line)
     assert program == "runnerkit"
-    if arguments[:2] != ["run", "train.py"]:
+    if arguments[0] != "run" or not arguments[1].endswith(".py"):
         return main(arguments)
     command = [sys.executable, "-m", "runnerkit", *arguments]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False).returncode

@@ -76,7 +76,7 @@ def test_a_run_that_went_well_is_good(whole, examine):
         f"checkpoints/model.0004.pth: epoch 4, step 16, {size} bytes",
         *(f"checkpoints/{alias}.pth: is model.0004.pth" for alias in ("last", "best")),
         "checkpoints: resuming would start from model.0004.pth",
-        *(f"{file}: can be read" for file in ("hparams.yml", "environment.json")),
+        *(f"{file}: can be read" for file in ("hparams.yml", "environment.json", "status.json")),
         *(f"{file}s in order" for file in ("csv/train.csv: row", "csv/valid.csv: row", "metrics.jsonl: line")),
     ]
     assert sum("tfevents" in line and "events in order" in line for line in good) == 3  # and hyperparameters

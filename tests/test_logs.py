@@ -65,7 +65,7 @@ def test_only_rank_zero_writes(tmp_path):
     assert len(list(logdir.glob("tensorboard/*/events.*"))) == 2
     files = {str(path.relative_to(logdir)) for path in logdir.rglob("*") if path.is_file()}
     checkpoints = {f"checkpoints/{name}" for name in ("best.pth", "index.json", "last.pth", *json_names(logdir))}
-    others = {"csv/train.csv", "csv/valid.csv", "environment.json", "hparams.yml"}
+    others = {"csv/train.csv", "csv/valid.csv", "environment.json", "hparams.yml", "status.json"}
     assert {each for each in files if "events" not in each} == checkpoints | others
     environment = json.loads((logdir / "environment.json").read_text())
     assert environment["engine"]["num_processes"] == 3 and environment["seed"] == 42

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from runnerkit.commands.docs_pages import llms_txt
 from runnerkit.version import __version__
 from tests.layers import modules
 
@@ -17,6 +18,7 @@ USE = (
     "import runnerkit.contrib, runnerkit.data;"
     "print(runnerkit.engines.__file__)"
 )
+DOCS = "from runnerkit.commands.cli import main; main(['docs', 'cli'])"
 
 
 def run(*command, cwd):
@@ -52,12 +54,17 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
     stubs = [path.with_suffix(".pyi") for path in sources_of_modules if path.with_suffix(".pyi").exists()]
     checkout = [path.relative_to(ROOT) for path in (*sources_of_modules, *stubs)]
     expected = {path if path.parts[0] == "runnerkit" else "runnerkit" / path for path in checkout}
-    data = {"runnerkit/py.typed", "runnerkit/history/report.html"}
+    data = {"runnerkit/py.typed", "runnerkit/history/report.html", "runnerkit/commands/output.schema.json"}
+    data |= {f"runnerkit/{page.relative_to(ROOT).as_posix()}" for page in (ROOT / "docs").rglob("*.md")}
+    data |= {"runnerkit/llms.txt"}
     assert {path.as_posix() for path in expected} | data == {name for name in names if ".dist-info" not in name}
     assert {"engines/ddp.py", "LICENSE", "CHANGELOG.md", "constraints.txt"} <= sources.keys()
     assert not any(each.issym() or each.islnk() for each in sources.values())
-    assert [name for name in sources if name.startswith(("runnerkit/engines", "runnerkit/callbacks"))] == []
+    copies = "runnerkit/engines", "runnerkit/callbacks", "runnerkit/docs"
+    assert [name for name in sources if name.startswith(copies)] == []
     assert committed() - {".gitignore"} - sources.keys() == set()
+    assert (tmp_path / "site" / "runnerkit" / "llms.txt").read_text(encoding="utf-8") == llms_txt()
+    assert run(sys.executable, "-P", "-c", site + DOCS, cwd=tmp_path) == (ROOT / "docs" / "cli.md").read_text().strip()
     assert Path(where).is_relative_to(tmp_path / "site")
 
 

@@ -1,12 +1,18 @@
-"""Tests of `runnerkit new`, whose script runs without changes."""
+"""Tests of `runnerkit new`, whose script and project run without changes."""
 
+import os
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from runnerkit import read_metrics
 from runnerkit.commands.cli import main
+from runnerkit.commands.project_template import FILES
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_the_script_trains(tmp_path, monkeypatch, capsys):
@@ -28,6 +34,8 @@ def test_the_script_trains(tmp_path, monkeypatch, capsys):
         ("there.py", "there.py exists already: choose another name"),
         ("train.txt", "train.txt must end in .py"),
         ("there.py/train.py", "cannot write there.py/train.py (File exists)"),
+        ("there.py/project", "cannot write there.py/project/README.md (Not a directory)"),
+        (".", "exists already: choose another name"),
     ],
 )
 def test_nothing_is_overwritten(tmp_path, monkeypatch, capsys, path, words):
@@ -38,3 +46,40 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch, capsys, path, words):
     assert main(["new", path]) == 2
     assert words in capsys.readouterr().err
     assert Path("there.py").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_project_has_its_name(tmp_path, monkeypatch, capsys):
+    """The files of the project are listed, and name it."""
+    monkeypatch.chdir(tmp_path)
+    Path("digits").mkdir()
+
+    assert main(["new", "digits"]) == 0
+
+    assert capsys.readouterr().out.split() == [f"digits/{name}" for name in FILES]
+    texts = {name: Path("digits", name).read_text() for name in FILES}
+    assert "# digits" in texts["README.md"] and not any("@" in text for text in texts.values())
+
+
+@pytest.mark.slow
+def test_the_project_trains_and_its_tests_pass(tmp_path):
+    """The config, the script and the tests of a new project run without changes, with equal metrics."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def run(*arguments, folder):
+        command = [sys.executable, "-m", *arguments]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run("runnerkit", "new", "digits", folder=tmp_path)
+    folder = tmp_path / "digits"
+    run("runnerkit", "run", "config.yaml", "--logdir", "logs/first", folder=folder)
+    script = [sys.executable, "train.py"]
+    subprocess.run(script, cwd=folder, env=environment, capture_output=True, check=True)
+    tested = run("pytest", "-q", "-p", "no:cacheprovider", folder=folder)
+
+    first, second = (read_metrics(folder / "logs" / name).drop(columns="run") for name in ("first", "script"))
+    assert "3 passed" in tested
+    assert first.equals(second)
+    accuracy = first[(first["loader"] == "valid") & (first["metric"] == "accuracy")]["value"].iloc[-1]
+    assert accuracy > 0.9

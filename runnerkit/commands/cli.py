@@ -39,6 +39,7 @@ Overrides = Annotated[
 Engine = Annotated[str | None, typer.Option(help="cpu, gpu, dp, ddp, fsdp, horovod, or the name of an engine class")]
 Nproc = Annotated[int | None, typer.Option(help="number of processes of a distributed engine")]
 Precision = Annotated[str | None, typer.Option(help="fp32, fp16, bf16, or amp, which chooses by device")]
+AsJson = Annotated[bool, typer.Option("--json", help="print one line of JSON; see runnerkit schema")]
 NewLogdir = Annotated[
     Path | None, typer.Option(help="folder or URL for logs and checkpoints; by default a new folder in logs/")
 ]
@@ -89,6 +90,7 @@ def run(
     precision: Precision = None,
     logdir: NewLogdir = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in the logdir, if there is one")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train from a config or a script.
 
@@ -102,6 +104,8 @@ def run(
     if file.suffix == ".py":
         if logdir is not None or resume:
             raise ValueError(f"{file} is a script, which sets its own logdir; pass the script's arguments after --")
+        if as_json:
+            raise ValueError(f"{file} is a script, which prints its own output: pass a config, or read status.json")
         run_script(file, words, name=engine, num_processes=nproc, precision=precision)
     given = {"engine": engine, "nproc": nproc, "precision": precision, "logdir": logdir and str(logdir)}
     config = read_config(file, words, given)
@@ -110,7 +114,9 @@ def run(
     if get_rank() == 0:
         save_config(config, folder / FILE)
     train(config, runner, {**arguments, "logdir": folder, "resume": "auto" if resume else None})
-    if get_rank() == 0:
+    if get_rank() == 0 and as_json:
+        _print_json({"logdir": _shown(folder), "metrics": runner.epoch_metrics})
+    elif get_rank() == 0:
         _print_path(folder)
 
 
@@ -123,6 +129,7 @@ def tune(
     nproc: Nproc = None,
     precision: Precision = None,
     logdir: NewLogdir = None,
+    as_json: AsJson = False,
 ) -> None:
     """Search for the hyperparameters with the best valid_metric, with Optuna.
 
@@ -134,6 +141,9 @@ def tune(
     given = {"engine": engine, "nproc": nproc, "precision": precision}
     folder = logdir or Path("logs", f"{file.stem}-tune")
     score, values = search(file, overrides or [], given, num_trials=trials, logdir=folder)
+    if as_json:
+        _print_json({"best": score, "values": values, "config": str(folder / BEST)})
+        return
     typer.echo("\n".join([f"best: {score:.6g}", *(f"{key}={value}" for key, value in values.items())]))
     typer.echo(f"runnerkit run {folder / BEST}")
 
@@ -164,6 +174,7 @@ def export(
         str | None, typer.Option(help="largest size of a file of weights for hf, such as 5GB, the default")
     ] = None,
     key: Annotated[str | None, typer.Option(help="key of the model for hf, if the run has several")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Export a trained model to a file that does not need its code, or to a folder for from_pretrained (hf)."""
     from runnerkit.checkpoints.weights import export_safetensors
@@ -196,30 +207,56 @@ def export(
         export_safetensors(source, out, which=which)
     else:
         export_configured(read_config(config_file), source, out, to=to, which=which)
-    _print_path(out)
+    _print_path(out, as_json)
 
 
-def _print_path(path: Path) -> None:
+def _print_path(path: Path, as_json: bool = False) -> None:
+    if as_json:
+        _print_json({"path": _shown(path)})
+    else:
+        typer.echo(_shown(path))
+
+
+def _shown(path: Path) -> str:
     from runnerkit.storage.remote.urls import as_url
 
-    typer.echo(as_url(path) or path)
+    return as_url(path) or str(path)
 
 
-@app.command(epilog="Example: runnerkit new train.py && python train.py")
-def new(path: Annotated[Path, typer.Argument(help="the script to write")] = Path("train.py")) -> None:
-    """Write a training script as a starting point."""
+def _print_json(value: object) -> None:
+    from runnerkit.support.strict_json import strict_json
+
+    typer.echo(strict_json(value, indent=None))
+
+
+@app.command(epilog="Example: runnerkit new digits && cd digits && python -m pytest; runnerkit new train.py")
+def new(
+    path: Annotated[Path, typer.Argument(help="the folder of a project, or a script", metavar="NAME")] = Path(
+        "train.py"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Write a project with a config, a script and a test as a starting point, or a script only (NAME.py)."""
     from runnerkit.commands.starter import write_starter
 
-    typer.echo(write_starter(path))
+    files = write_starter(path)
+    if as_json:
+        _print_json({"path": str(path), "files": list(map(str, files))})
+    else:
+        typer.echo("\n".join(map(str, files)))
 
 
 @app.command(epilog="Example: runnerkit env > environment.json")
-def env() -> None:
-    """Print versions, hardware and launcher for a bug report."""
+def env(as_json: AsJson = False) -> None:
+    """Print versions, hardware and launcher as JSON for a bug report, with --json in one line."""
     from runnerkit.engines.process_environment import describe_launcher
     from runnerkit.loop.environment import describe_environment
 
-    typer.echo(json.dumps({**describe_environment(), "launcher": describe_launcher()}, indent=2))
+    facts = {**describe_environment(), "launcher": describe_launcher()}
+    if as_json:
+        _print_json(facts)
+    else:
+        typer.echo(json.dumps(facts, indent=2))
 
 
 @app.command(epilog="Example: runnerkit metrics logs/digits; runnerkit metrics logs --metric accuracy --csv")
@@ -228,10 +265,18 @@ def metrics(
     metric: Annotated[str | None, typer.Option(help="show only this one; several runs are compared by it")] = None,
     loader: Annotated[str | None, typer.Option(help="show only this one; several runs are compared by it")] = None,
     csv: Annotated[bool, typer.Option("--csv", help="print CSV with all digits")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the metrics of a run, one row per epoch and loader, and its best epochs, or compare several runs."""
     from runnerkit.commands.metrics_text import metrics_text
 
+    if csv and as_json:
+        raise ValueError("pass either --csv or --json")
+    if as_json:
+        from runnerkit.commands.metrics_json import metrics_json
+
+        _print_json(metrics_json(logdirs, metric=metric, loader=loader))
+        return
     typer.echo(metrics_text(logdirs, metric=metric, loader=loader, as_csv=csv), nl=False)
 
 
@@ -244,11 +289,13 @@ def plot(
     metric: Metrics = None,
     loader: Loaders = None,
     log: Annotated[list[str] | None, typer.Option("--log", help="metric on a logarithmic axis")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Plot the curves of one run, or of several runs in the same axes."""
     from runnerkit.history.plot import plot_metrics
 
-    _print_path(plot_metrics(logdirs, path=output, metrics=metric or None, loaders=loader or None, log_scale=log or ()))
+    chosen = {"metrics": metric or None, "loaders": loader or None, "log_scale": log or ()}
+    _print_path(plot_metrics(logdirs, path=output, **chosen), as_json)
 
 
 @app.command(epilog="Example: runnerkit watch logs/digits --metric loss --metric accuracy")
@@ -257,8 +304,17 @@ def watch(
     metric: Metrics = None,
     loader: Loaders = None,
     once: Annotated[bool, typer.Option("--once", help="draw once and exit, the default without a terminal")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print the status as a line of JSON at each change until the run ends")
+    ] = False,
 ) -> None:
     """Draw the curves of a run in the terminal while it trains, until Ctrl-C."""
+    if as_json:
+        from runnerkit.commands.status_stream import statuses
+
+        for status in statuses(logdir, once=once):
+            _print_json(status)
+        return
     from runnerkit.commands.watch import watch as watch_curves
 
     watch_curves(logdir, metrics=metric or None, loaders=loader or None, once=once)
@@ -270,17 +326,19 @@ def report(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="path of the page; by default LOGDIR/report.html")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write a self-contained HTML report of a run: curves, best values, checkpoints, settings."""
     from runnerkit.history.report import write_report
 
-    _print_path(write_report(logdir, path=output))
+    _print_path(write_report(logdir, path=output), as_json)
 
 
 @app.command(epilog="Example: runnerkit fetch s3://bucket/run logs/run && tensorboard --logdir logs/run")
 def fetch(
     url: Annotated[Path, typer.Argument(help="URL of a run, or of a part of one", metavar="URL", show_default=False)],
     folder: Annotated[Path, typer.Argument(help="the new local folder", metavar="FOLDER", show_default=False)],
+    as_json: AsJson = False,
 ) -> None:
     """Copy a run from a store to a local folder, with the files and names that it would have there."""
     from runnerkit.storage.remote.copies import copy_into
@@ -292,14 +350,51 @@ def fetch(
     if folder.exists():
         raise FileExistsError(f"{folder} exists: choose a new folder")
     copy_into(folder, source)
-    typer.echo(folder)
+    _print_path(folder, as_json)
 
 
 @app.command(epilog="Example: runnerkit doctor logs/digits")
-def doctor(logdir: Logdir) -> None:
+def doctor(logdir: Logdir, as_json: AsJson = False) -> None:
     """Check the checkpoints and logs of a run; exit with 1 if something is broken."""
     from runnerkit.commands.doctor import examine
 
     report = examine(logdir)
-    typer.echo(report)
+    if as_json:
+        _print_json(report.as_dict())
+    else:
+        typer.echo(report)
     raise typer.Exit(1 if report.num_broken else 0)
+
+
+@app.command(epilog="Example: runnerkit docs checkpoints; runnerkit docs reference/callbacks")
+def docs(
+    topic: Annotated[
+        str | None, typer.Argument(help="page to print; without it, all topics", metavar="[TOPIC]", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a page of the documentation of this version as Markdown, or the list of its topics."""
+    from runnerkit.commands.docs_pages import page_text, pages
+
+    if topic is not None and as_json:
+        _print_json({"topic": topic, "text": page_text(topic)})
+    elif topic is not None:
+        typer.echo(page_text(topic))
+    elif as_json:
+        _print_json(
+            {"topics": [{"topic": each.topic, "title": each.title, "summary": each.summary} for each in pages()]}
+        )
+    else:
+        typer.echo("\n".join(f"{each.topic:<24}{each.title}" for each in pages()))
+
+
+@app.command(epilog="Example: runnerkit schema metrics")
+def schema(
+    name: Annotated[
+        str | None, typer.Argument(help="a command, or status", metavar="[COMMAND]", show_default=False)
+    ] = None,
+) -> None:
+    """Print the JSON schema of what a command prints with --json, or of status.json."""
+    from runnerkit.commands.schema import schema_of
+
+    typer.echo(json.dumps(schema_of(name), indent=2))

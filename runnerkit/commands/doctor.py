@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from runnerkit.commands.checkpoint_check import check_checkpoints
 from runnerkit.commands.finding import Finding
@@ -28,6 +29,11 @@ class Report:
     def num_broken(self) -> int:
         """Number of findings with the verdict BROKEN."""
         return sum(finding.verdict == "BROKEN" for finding in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as plain values, for JSON."""
+        findings = [asdict(finding) for finding in self.findings]
+        return {"logdir": shown(self.logdir), "num_broken": self.num_broken, "findings": findings}
 
     def __str__(self) -> str:
         last = f"{self.num_broken} findings are BROKEN" if self.num_broken else "all is good"

@@ -39,7 +39,11 @@ def check_logs(logdir: Path) -> Iterator[Finding]:
 def _check_facts(logdir: Path) -> Iterator[Finding]:
     import yaml
 
-    readers: dict[str, Callable[[str], Any]] = {"hparams.yml": yaml.safe_load, "environment.json": json.loads}
+    readers: dict[str, Callable[[str], Any]] = {
+        "hparams.yml": yaml.safe_load,
+        "environment.json": json.loads,
+        "status.json": json.loads,
+    }
     for name, read in readers.items():
         path = logdir / name
         if path.is_file():

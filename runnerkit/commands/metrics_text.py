@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from runnerkit.history.best_values import best_metrics, compare_runs
 from runnerkit.history.frame import Logdirs, by_pass, find_runs, read_metrics, select
+from runnerkit.storage.status_file import describe, read_status
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +34,10 @@ def metrics_text(logdir: Logdirs, *, metric: str | None = None, loader: str | No
     if as_csv:
         return passes.to_csv(index=False)
     best = select(best_metrics(logdir), **chosen).drop(columns=["run", "stage"])
-    return f"{next(iter(runs))}\n\n{_as_text(passes)}\n\n{_as_text(best)}\n"
+    [(run, folder)] = runs.items()
+    status = read_status(folder)
+    state = f" ({describe(status)})" if status is not None and status["state"] != "finished" else ""
+    return f"{run}{state}\n\n{_as_text(passes)}\n\n{_as_text(best)}\n"
 
 
 def _comparison(table: pd.DataFrame) -> str:

@@ -1,9 +1,10 @@
-"""The training script that `runnerkit new` writes as a starting point."""
+"""The training script or project that `runnerkit new` writes as a starting point."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from runnerkit.commands.project_template import FILES
 from runnerkit.storage.atomic_file import write_text
 
 SCRIPT = '''\
@@ -63,20 +64,27 @@ if __name__ == "__main__":
 '''
 
 
-def write_starter(path: Path) -> Path:
-    """Write a script that runs without changes.
+def write_starter(path: Path) -> list[Path]:
+    """Write a script that runs without changes, or a project if `path` does not end in .py; return the new files.
 
     Raises:
-        ValueError: `path` does not end in .py.
-        OSError: `path` exists or cannot be written.
+        ValueError: `path` ends in something else than .py.
+        OSError: `path` exists, unless it is an empty folder for a project, or cannot be written.
     """
-    if path.suffix != ".py":
-        raise ValueError(f"{path} must end in .py")
-    if path.exists():
+    if path.suffix not in ("", ".py"):
+        raise ValueError(f"{path} must end in .py for a script; the name of a project, a folder, lacks a suffix")
+    is_free = not path.exists() or (path.suffix == "" and path.is_dir() and not any(path.iterdir()))
+    if not is_free:
         raise FileExistsError(f"{path} exists already: choose another name")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, SCRIPT.format(name=path.name, stem=path.stem))
-    except OSError as error:
-        raise OSError(error.errno, f"cannot write {path} ({error.strerror})") from error
-    return path
+    if path.suffix == ".py":
+        texts = {path: SCRIPT.format(name=path.name, stem=path.stem)}
+    else:
+        name = path.resolve().name
+        texts = {path / file: text.replace("@NAME@", name) for file, text in FILES.items()}
+    for file, text in texts.items():
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(file, text)
+        except OSError as error:
+            raise OSError(error.errno, f"cannot write {file} ({error.strerror})") from error
+    return list(texts)

@@ -15,6 +15,7 @@ from runnerkit.commands.braille import draw_curves, limits
 from runnerkit.history.frame import find_run, read_metrics, select
 from runnerkit.history.plot import x_axis
 from runnerkit.storage.remote.urls import as_url
+from runnerkit.storage.status_file import describe, read_status
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,11 +84,13 @@ def _picture(
             raise
         return Text(f"{logdir}: nothing is logged yet")
     table = select(table, metrics=metrics, loaders=loaders)
-    return _dashboard(run, table, metrics=metrics, width=console.width, height=console.height)
+    status = read_status(folder)
+    state = describe(status) if status is not None else ""
+    return _dashboard(run, table, state=state, metrics=metrics, width=console.width, height=console.height)
 
 
 def _dashboard(
-    run: str, table: pd.DataFrame, *, metrics: Sequence[str] | None, width: int, height: int
+    run: str, table: pd.DataFrame, *, state: str, metrics: Sequence[str] | None, width: int, height: int
 ) -> RenderableType:
     from rich.console import Group
     from rich.table import Column, Table
@@ -105,7 +108,9 @@ def _dashboard(
     grid = Table.grid(*(Column(width=part_width, no_wrap=True) for _ in range(num_columns)), padding=(0, 1))
     for first in range(0, len(parts), num_columns):
         grid.add_row(*parts[first : first + num_columns])
-    title = Text.assemble((run, "bold"), f"  epoch {table['epoch'].max()}, step {table['step'].max():,}")
+    place = f"  epoch {table['epoch'].max()}, step {table['step'].max():,}"
+    title = Text.assemble((run, "bold"), place, (f"  {state}", "" if state == "running" else "bold"))
+    title.rstrip()
     rest = known[len(shown) :]
     return Group(title, grid, *([Text(f"also logged: {', '.join(rest)}", "dim")] if rest else []))
 

@@ -1,18 +1,16 @@
 """Metrics as JSON Lines: functions to format and to read one line per position in a run.
 
-Strict JSON does not support NaN and infinities: they are written as the strings "NaN", "Infinity" and "-Infinity", as
-in the JSON format of Protocol Buffers (https://protobuf.dev/programming-guides/json). Python's ``float`` and
-JavaScript's ``Number`` parse them.
+NaN and infinities are strings, see :mod:`runnerkit.support.strict_json`.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from runnerkit.logger import Scope, Step
+from runnerkit.support.strict_json import strict_number
 
 FILE = "metrics.jsonl"  # in the logdir
 
@@ -23,11 +21,11 @@ Line = tuple[Scope, Step, dict[str, float]]
 def format_line(scope: Scope, step: Step, metrics: Mapping[str, float]) -> bytes:
     """Format the metrics of one position in a run.
 
-    >>> format_line("loader", Step("train", "valid", 1, 10), {"loss": math.inf})[-33:]
+    >>> format_line("loader", Step("train", "valid", 1, 10), {"loss": float("inf")})[-33:]
     b'"metrics": {"loss": "Infinity"}}\\n'
     """
     place = {"stage": step.stage, "loader": step.loader, "epoch": step.epoch, "step": step.batch}
-    entry = {"scope": scope, **place, "metrics": {name: _number(float(value)) for name, value in metrics.items()}}
+    entry = {"scope": scope, **place, "metrics": {name: strict_number(float(value)) for name, value in metrics.items()}}
     return json.dumps(entry, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
@@ -36,7 +34,7 @@ def read_lines(path: Path) -> Iterator[tuple[Line, int]]:
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / FILE
-    >>> line = format_line("loader", Step("train", "valid", 1, 10), {"loss": math.inf})
+    >>> line = format_line("loader", Step("train", "valid", 1, 10), {"loss": float("inf")})
     >>> path.write_bytes(line + line.rstrip())
     227
     >>> list(read_lines(path))
@@ -61,9 +59,3 @@ def _parsed(text: bytes) -> Line | None:
         return entry["scope"], step, {name: float(value) for name, value in entry["metrics"].items()}
     except (ValueError, TypeError, LookupError, AttributeError):
         return None
-
-
-def _number(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,11 +66,17 @@ def _close(runner: IRunner) -> None:
     with ExitStack() as closing:  # a failure does not keep the others open
         closing.callback(stage.listeners.release)
         closing.callback(logs.unlock, runner)  # last, when nothing is written anymore
+        closing.push(partial(_close_status, runner))
         closing.callback(stage.close, runner)
         closing.callback(logs.close, runner)
         closing.callback(step_watch.close, runner)
         for loader in runner.loaders.values():
             closing.callback(share_of(loader).close)
+
+
+def _close_status(runner: IRunner, _: object, error: BaseException | None, __: object) -> None:
+    """Write how the run ended, given an error of what was closed before."""
+    runner.current_run.status.close(runner, runner.exception or error)
 
 
 def _emit_exception(runner: IRunner, error: BaseException) -> None:

@@ -188,6 +188,7 @@ class Pass(ProcessState):
                 runner.engine.training_model(model)  # evaluation is over, whatever comes next
         runner.loader_metrics = {name: as_number(name, value) for name, value in runner.loader_metrics.items()}
         run.position.end_loader(runner, self.key)
+        run.status.note_metrics(self.key, runner.loader_metrics)
         run.logs.log_metrics(runner, runner.loader_metrics)
         run.logs.flush(runner)
 

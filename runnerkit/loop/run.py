@@ -14,6 +14,7 @@ from runnerkit.loop.experiment import experiment
 from runnerkit.loop.loader_pass import Pass, aside, is_training
 from runnerkit.loop.position import Position
 from runnerkit.loop.run_logs import RunLogs
+from runnerkit.loop.run_status import RunStatus
 from runnerkit.loop.stage import Stage
 from runnerkit.passes.required_metrics import check_required_metrics
 from runnerkit.resume.resume_point import ResumePoint
@@ -40,6 +41,7 @@ class Run(ProcessState):
         stage: the stage under way, as the engine prepared it.
         position: writes the counters and the metrics of epochs.
         logs: the connection to the loggers.
+        status: writes the status file.
         resume_point: the checkpoint that the run continues from, if there is one.
         state: "new", "running", "finished", or "failed".
         failure: the exception's type, message and notes of a run that failed.
@@ -57,6 +59,7 @@ class Run(ProcessState):
         self.stage = Stage()
         self.position = Position()
         self.logs = RunLogs()
+        self.status = RunStatus()
         self.resume_point = resume_point or ResumePoint()
         self.state: Literal["new", "running", "finished", "failed"] = "new"
         self.failure = ""
@@ -185,6 +188,7 @@ class Run(ProcessState):
             self.resume_point.leave_branch(runner)
             loggers = dict(self.hooks_of(runner).get_loggers())
             self.logs.open(runner, loggers, resumed_at=self.resume_point.logged_step(runner))
+            self.status.open(runner, self.logs.logdirs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a run for a copy of the runner: with the same model, listeners to be bound to the copy, and no logs.

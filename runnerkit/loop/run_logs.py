@@ -66,6 +66,11 @@ class RunLogs(ProcessState):
                 if logdir not in self._locked:
                     self._locked[logdir] = claims.claim(logdir, num_processes=runner.engine.num_processes)
 
+    @property
+    def logdirs(self) -> list[Path]:
+        """The folders that no other run may use."""
+        return list(self._locked)
+
     def unlock(self, runner: IRunner) -> None:
         """Release the folders, when everything is in the store if one is in a store."""
         with ExitStack() as closing:

@@ -207,6 +207,7 @@ def test_each_blank_cell_of_the_table_has_a_reason_below_it():
 FILES = {
     "hparams.yml",
     "environment.json",
+    "status.json",
     "result.pth",
     *("csv/train.csv", "csv/valid.csv", "tensorboard/train/events", "tensorboard/valid/events"),
     *(f"checkpoints/{name}" for name in ("index.json", "last.pth", "model.0001.pth", "model.0002.pth")),

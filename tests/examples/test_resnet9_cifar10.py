@@ -12,7 +12,7 @@ NUM_TRAIN, NUM_TEST = 400, 100
 NAMES = ["one_call", "own_sampler", "whole_runner"]
 FILES = {
     "csv/train.csv", "csv/valid.csv", "checkpoints/last.pth", "checkpoints/best.pth", "checkpoints/index.json",
-    "hparams.yml", "environment.json",
+    "hparams.yml", "environment.json", "status.json",
 }  # fmt: skip
 
 

@@ -24,7 +24,10 @@ logger = logging.getLogger(__name__)
 Part = Literal["all", "run", "logs", "best", "last"]  # of what is at a URL: see copy_into
 
 _NUM_ATTEMPTS = 30  # a run that trains deletes what its newest manifest no longer names
-_LOGS = ("*csv/*.csv", "*metrics.jsonl", "*hparams.yml", "*environment.json", "*config.yml", "*checkpoints/index.json")
+_LOGS = (
+    *("*csv/*.csv", "*metrics.jsonl", "*hparams.yml", "*environment.json", "*config.yml", "*status.json"),
+    "*checkpoints/index.json",
+)
 _NEW_S = 60.0
 _folder: Path | None = None
 _marks: dict[Path, str] = {}  # of the objects that were copied

@@ -1,0 +1,56 @@
+"""`runnerkit metrics --json`: the metrics, best epochs and status of one run, or a comparison of several runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runnerkit.history.best_values import best_metrics, compare_runs
+from runnerkit.history.frame import Logdirs, find_runs, read_metrics, select
+from runnerkit.storage.status_file import read_status
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_PLACE = ["stage", "loader", "epoch", "step"]
+
+
+def metrics_json(logdir: Logdirs, *, metric: str | None = None, loader: str | None = None) -> dict[str, Any]:
+    """Return what `metrics_text` prints, with all digits, and the status of each run.
+
+    Raises:
+        as `metrics_text`.
+    """
+    runs = find_runs(logdir)
+    if len(runs) > 1:
+        return _comparison(compare_runs(logdir, metric=metric, loader=loader), runs)
+    [(run, folder)] = runs.items()
+    chosen = {"metrics": metric and [metric], "loaders": loader and [loader]}
+    table = select(read_metrics(logdir), **chosen).sort_values("step", kind="stable")
+    passes = [
+        {**dict(zip(_PLACE, place, strict=True)), "metrics": dict(zip(rows["metric"], rows["value"], strict=True))}
+        for place, rows in table.groupby(_PLACE, sort=False)
+    ]
+    best = select(best_metrics(logdir), **chosen)
+    return {"run": run, "status": read_status(folder), "passes": passes, "best": [_values(row) for row in _rows(best)]}
+
+
+def _comparison(table: pd.DataFrame, runs: dict[str, Path]) -> dict[str, Any]:
+    logged = table.dropna(subset=["metric"]).iloc[0]
+    rows = [{"run": row["run"], **_values(row), "status": read_status(runs[row["run"]])} for row in _rows(table)]
+    for row in rows:
+        if row["loader"] is None:  # it did not log the metric
+            row["last"] = None
+    return {"metric": logged["metric"], "loader": logged["loader"], "runs": rows}
+
+
+def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = table.to_dict("records")
+    return rows
+
+
+def _values(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of `best_metrics` with None for what is unknown; a NaN in `last` was logged."""
+    import pandas as pd
+
+    return {key: None if pd.isna(value) and key != "last" else value for key, value in row.items() if key != "run"}

@@ -1,0 +1,121 @@
+"""``status.json`` in a logdir: the state of a run, for schedulers and other programs that poll it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from runnerkit.storage.atomic_file import write_text
+from runnerkit.support.strict_json import strict_json
+
+FILE = "status.json"
+FORMAT_VERSION = 1
+SILENT_S = 60.0  # without an update, a run is reported as silent; it writes far more often
+
+State = Literal["running", "finished", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class Status:
+    """The content of the file; ``runnerkit schema status`` prints its JSON schema.
+
+    Attributes:
+        state: "stopped" after a signal, Ctrl-C, `max_hours` or ``sys.exit``; a killed run stays "running".
+        pid, host: of the process of rank zero.
+        started_at, updated_at: in UTC, ISO 8601; of this start of the run, and of this content.
+        stage: its name, "train" by default.
+        loader: key of the current or last loader; None before the first one.
+        epoch: 1, 2, ... over all stages.
+        stage_epoch, num_epochs: the epoch within the stage, and the number of its epochs, if it is known.
+        step: number of training batches so far, as in the logs.
+        optimizer_step, num_steps: number of optimizer steps so far, and of those of the stage, if it is known.
+        metrics: of the last pass over each loader, by its key.
+        error: type and message of the exception that ended the run.
+    """
+
+    state: State
+    pid: int
+    host: str
+    started_at: str
+    updated_at: str
+    stage: str
+    loader: str | None
+    epoch: int
+    stage_epoch: int
+    num_epochs: int | None
+    step: int
+    optimizer_step: int
+    num_steps: int | None
+    metrics: dict[str, dict[str, float]]
+    error: dict[str, str] | None = None
+
+    def write(self, logdir: Path) -> None:
+        """Replace the file atomically.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        write_text(logdir / FILE, strict_json({"format_version": FORMAT_VERSION, **asdict(self)}) + "\n")
+
+
+def now() -> str:
+    """Return the time in UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def read_status(logdir: Path) -> dict[str, Any] | None:
+    """Read the file, in which the state of a run becomes "killed" if its process on this machine has ended.
+
+    Returns:
+        None if there is no file, or if it is damaged.
+
+    >>> import tempfile
+    >>> read_status(Path(tempfile.mkdtemp())) is None
+    True
+    """
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        status: dict[str, Any] = json.loads((logdir / FILE).read_text(encoding="utf-8"))
+        if status["state"] == "running" and status["host"] == socket.gethostname() and _has_ended(int(status["pid"])):
+            status["state"] = "killed"
+        return status
+    return None
+
+
+def describe(status: dict[str, Any]) -> str:
+    """Describe a status in a few words.
+
+    >>> describe({"state": "failed", "error": {"type": "ValueError", "message": "ValueError: no\\nIn epoch 1"}})
+    'failed: ValueError: no'
+    """
+    state = str(status.get("state"))
+    if state == "running" and (silent_s := _age_s(status)) > SILENT_S:
+        return f"running, but without an update for {silent_s:.0f} s"
+    if state == "killed":
+        return f"killed: process {status['pid']} has ended, last update {status.get('updated_at')}"
+    error = status.get("error")
+    return f"{state}: {error['message'].partition(chr(10))[0]}" if error else state
+
+
+def _age_s(status: dict[str, Any]) -> float:
+    with suppress(KeyError, TypeError, ValueError):
+        return (datetime.now(UTC) - datetime.fromisoformat(status["updated_at"])).total_seconds()
+    return 0.0
+
+
+def _has_ended(pid: int) -> bool:
+    if sys.platform == "win32":  # os.kill would end the process
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # it belongs to another user
+        pass
+    return False

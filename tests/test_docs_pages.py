@@ -1,0 +1,76 @@
+"""Tests of `runnerkit docs`, which prints the pages that the package contains, and of llms.txt, which lists them."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from runnerkit import dl
+from runnerkit.commands.cli import main
+from runnerkit.commands.docs_pages import llms_txt, page_text, pages
+from tests.json_output import output
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def test_every_page_is_a_topic_with_a_title_and_a_summary(capsys):
+    """The list names all pages, the start page first; the first sentence of a page is its summary."""
+    topics = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")}
+
+    shown = output(capsys, "docs")["topics"]
+    assert main(["docs"]) == 0
+
+    printed = capsys.readouterr().out
+    assert {each["topic"] for each in shown} == topics and shown[0]["topic"] == "index"
+    assert all(each["title"] and len(each["summary"]) > 15 for each in shown)
+    assert [line.split()[0] for line in printed.splitlines()] == [each["topic"] for each in shown]
+    assert re.search(r"^cli +The command line$", printed, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("topic", ["cli", "cli.md", "docs/cli.md", "migration/lightning"])
+def test_a_page_is_printed_as_it_is(topic, capsys):
+    assert main(["docs", topic]) == 0
+
+    assert (
+        capsys.readouterr().out.strip() == (DOCS / topic.removeprefix("docs/")).with_suffix(".md").read_text().strip()
+    )
+
+
+def test_a_page_of_the_reference_has_signatures_and_docstrings(capsys):
+    """The names of the page are replaced by what Python knows about them."""
+    text = output(capsys, "docs", "reference/callbacks")["text"]
+
+    assert "\n:::" not in text
+    assert f"AccuracyCallback{inspect.signature(dl.AccuracyCallback)}" in text
+    assert inspect.getdoc(dl.CheckpointCallback) in text
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "reference").glob("*.md")), ids=lambda page: page.stem)
+def test_every_name_of_the_reference_is_described(page):
+    text = page_text(f"reference/{page.stem}")
+
+    names = re.findall(r"^::: (\S+)$", page.read_text(), flags=re.MULTILINE)
+    assert names and [name for name in names if f"### {name}\n" not in text] == []
+
+
+def test_an_unknown_page_is_refused_with_those_that_are_near(capsys):
+    assert main(["docs", "checkpoint"]) == 2
+    assert "there is no page 'checkpoint'; choose from checkpoints" in capsys.readouterr().err
+
+
+def test_without_pages_an_error_says_so(tmp_path):
+    with pytest.raises(FileNotFoundError, match="install"):
+        pages(tmp_path)
+
+
+def test_the_list_has_the_form_of_llms_txt(capsys):
+    """A title, a quote with the summary, and sections of links to all pages, which exist."""
+    assert main(["docs", "llms.txt"]) == 0
+
+    text = capsys.readouterr().out
+    links = re.findall(r"^- \[[^\]]+\]\(docs/(\S+)\): \S.+$", text, flags=re.MULTILINE)
+    assert re.match(r"# runnerkit\n\n> \S.+\n\n", text)
+    assert re.findall(r"^## (.+)$", text, flags=re.MULTILINE) == ["Guides", "Reference", "Migration"]
+    assert sorted(links) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+    assert text.strip() == llms_txt().strip()
