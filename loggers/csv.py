@@ -13,6 +13,7 @@ from runnerkit.loggers.files.table import Table, drop_rows_after
 from runnerkit.loggers.files.tables_file import PLACE, TablesFile, drop_tables_after
 from runnerkit.storage.atomic_file import check_folder, remove_leftovers, write_text
 from runnerkit.storage.links import refuse_links
+from runnerkit.support.git_state import uncommitted_diff
 from runnerkit.support.plain_values import plain
 
 __all__ = ["CSVLogger"]
@@ -94,11 +95,16 @@ class CSVLogger(FolderLogger):
         self._tables_files[name].add(table, step=step)
 
     def log_hparams(self, hparams: Mapping[str, Any], *, environment: Mapping[str, Any]) -> None:
-        """Write ``hparams.yml`` and ``environment.json``; values that are not plain become strings."""
+        """Write ``hparams.yml`` and ``environment.json``; values that are not plain become strings.
+
+        The environment has the uncommitted changes too, which services are not sent.
+        """
         import yaml  # here, because it would add 20 ms to `import runnerkit`
 
         text = yaml.safe_dump(plain(hparams), sort_keys=False, allow_unicode=True)
         write_text(self.logdir / "hparams.yml", text)
+        if diff := uncommitted_diff():
+            environment = {**environment, "git": {**environment.get("git", {}), "diff": diff}}
         write_text(self.logdir / "environment.json", json.dumps(plain(environment), indent=2) + "\n")
 
     def close(self) -> None:

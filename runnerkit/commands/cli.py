@@ -239,11 +239,15 @@ def plot(
     metric: Metrics = None,
     loader: Loaders = None,
     log: Annotated[list[str] | None, typer.Option("--log", help="metric on a logarithmic axis")] = None,
+    every: Annotated[bool, typer.Option("--all", help="draw each metric that is not constant")] = False,
 ) -> None:
-    """Plot the curves of one run, or of several runs in the same axes."""
+    """Plot the curves of one run, or of several runs in the same axes: the losses and the monitored metrics."""
     from runnerkit.history.plot import plot_metrics
 
-    _print_path(plot_metrics(logdirs, path=output, metrics=metric or None, loaders=loader or None, log_scale=log or ()))
+    if every and metric:
+        raise ValueError("pass either --all or --metric")
+    metrics = "all" if every else metric or None
+    _print_path(plot_metrics(logdirs, path=output, metrics=metrics, loaders=loader or None, log_scale=log or ()))
 
 
 @app.command(epilog="Example: runnerkit watch logs/digits --metric loss --metric accuracy")
@@ -259,17 +263,17 @@ def watch(
     watch_curves(logdir, metrics=metric or None, loaders=loader or None, once=once)
 
 
-@app.command(epilog="Example: runnerkit report logs/digits -o digits.html")
+@app.command(epilog="Example: runnerkit report logs/digits -o digits.html; runnerkit report logs")
 def report(
-    logdir: Logdir,
+    logdirs: Logdirs,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="path of the page; by default LOGDIR/report.html")
     ] = None,
 ) -> None:
-    """Write a self-contained HTML report of a run: curves, best values, checkpoints, settings."""
+    """Write a self-contained HTML page: curves, best values and settings of a run, or a comparison of several runs."""
     from runnerkit.history.report import write_report
 
-    _print_path(write_report(logdir, path=output))
+    _print_path(write_report(logdirs, path=output))
 
 
 @app.command(epilog="Example: runnerkit fetch s3://bucket/run logs/run && tensorboard --logdir logs/run")

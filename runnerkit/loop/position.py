@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runnerkit.loop.attributes import Attributes, ProcessState
+from runnerkit.metrics.renamed import NamedMetrics
 from runnerkit.types import Metrics, StateDict
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Position(ProcessState):
         return self._validated_at == runner.batch_step
 
     def end_loader(self, runner: IRunner, key: str) -> None:
-        runner.epoch_metrics[key] = dict(runner.loader_metrics)
+        runner.epoch_metrics[key] = NamedMetrics(runner.loader_metrics)
 
     def end_epoch(self, runner: IRunner) -> None:
         runner.experiment_metrics[runner.epoch_step] = runner.epoch_metrics

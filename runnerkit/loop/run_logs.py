@@ -13,6 +13,7 @@ from runnerkit.callback import ICheckpointCallback
 from runnerkit.logger import ILogger, Scope, Step, StepQueue, takes
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.environment import describe_environment
+from runnerkit.loop.recorded_settings import recorded_settings
 from runnerkit.loop.stop_signals import heeded
 from runnerkit.storage import claims
 from runnerkit.storage.remote.urls import url_of
@@ -45,6 +46,8 @@ class RunLogs(ProcessState):
         self.wants_batch_metrics = False
         self.queue = StepQueue()
         self.more_hparams: dict[str, Any] = {}
+        self._settings: dict[str, Any] = {}
+        self._early_notices: list[str] = []
         self._early: list[tuple[str, str, Any, Step]] | None = None  # logged before the loggers are open
         self._locked: dict[Path, Callable[[], None]] = {}  # logdirs of this run, and how to release them
 
@@ -90,6 +93,8 @@ class RunLogs(ProcessState):
             if not runner.current_run.resume_point.is_found:  # otherwise the interrupted run has logged it
                 self._send(runner, method, tag, value, step=step, scope="loader")
         self.wants_batch_metrics = any(logger.log_batch_metrics for logger in runner.loggers.values())
+        while self._early_notices:
+            self.notice(runner, self._early_notices.pop(0))
 
     @contextmanager
     def paused(self, runner: IRunner) -> Iterator[None]:
@@ -101,8 +106,9 @@ class RunLogs(ProcessState):
 
     def log_hparams(self, runner: IRunner) -> None:
         """Send the loggers all hyperparameters known so far."""
-        if runner.loggers:
-            environment = describe_environment(runner.engine, seed=runner.seed)
+        if takes(runner.loggers, "log_hparams"):
+            self._settings = self._settings or recorded_settings(runner)  # of the first stage
+            environment = describe_environment(runner.engine, seed=runner.seed) | {"settings": self._settings}
             hparams = redacted({**runner.hparams, **self.more_hparams})
             self._send(runner, "log_hparams", hparams, environment=environment)
 
@@ -129,6 +135,17 @@ class RunLogs(ProcessState):
         self._send(runner, "flush")
         for logdir in self._locked:
             claims.flush(logdir)
+
+    def notice(self, runner: IRunner, text: str) -> None:
+        """Show one line about the run on the console, or else log it as INFO; if the loggers are not open, then later."""
+        if not runner.engine.is_main_process:
+            return
+        if not self.is_open:
+            self._early_notices.append(text)
+        elif takes(runner.loggers, "log_notice"):
+            self._send(runner, "log_notice", text)
+        else:
+            log.info("%s", text)
 
     def log_media(self, runner: IRunner, method: str, tag: str, make: Callable[..., Any], *args: Any) -> None:
         """Log what `make` returns; it is not called if no logger has the method.

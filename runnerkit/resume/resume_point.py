@@ -110,7 +110,9 @@ class ResumePoint:
         if self.found is None or self.found.is_restored:
             return
         self.found.apply(runner)
-        logger.info("resumed from %s at %s", shown(self.found.source), self.found.step)
+        step, where = self.found.step, f" within loader {self.found.step.loader!r}" if self.is_within_epoch else ""
+        text = f"resumed from {shown(self.found.source)}: epoch {step.epoch}, step {step.batch:,}{where}"
+        runner.current_run.logs.notice(runner, text)
         is_last = runner.stage_key == [*runner.stages][-1]
         is_over = not self.is_epoch_left(runner) and not runner.need_early_stop
         if is_last and is_over and runner.engine.is_main_process:
