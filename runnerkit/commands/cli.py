@@ -252,15 +252,15 @@ def plot(
 
 @app.command(epilog="Example: runnerkit watch logs/digits --metric loss --metric accuracy")
 def watch(
-    logdir: Logdir,
+    logdirs: Logdirs,
     metric: Metrics = None,
     loader: Loaders = None,
     once: Annotated[bool, typer.Option("--once", help="draw once and exit, the default without a terminal")] = False,
 ) -> None:
-    """Draw the curves of a run in the terminal while it trains, until Ctrl-C."""
+    """Draw the curves of one run or several in the terminal while they train, until Ctrl-C."""
     from runnerkit.commands.watch import watch as watch_curves
 
-    watch_curves(logdir, metrics=metric or None, loaders=loader or None, once=once)
+    watch_curves(logdirs, metrics=metric or None, loaders=loader or None, once=once)
 
 
 @app.command(epilog="Example: runnerkit report logs/digits -o digits.html; runnerkit report logs")

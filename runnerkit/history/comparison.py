@@ -69,7 +69,9 @@ def _cells(
     others = [each for each in others if each != (compared["metric"], loader)]
     lasts = {
         (run, stage, metric, of): last
-        for run, stage, metric, of, last in summary[["run", "stage", "metric", "loader", "last"]].itertuples(index=False)
+        for run, stage, metric, of, last in summary[["run", "stage", "metric", "loader", "last"]].itertuples(
+            index=False
+        )
     }
     others = [each for each in others if any((metric, of) == each for _, _, metric, of in lasts)]
     cells = []
@@ -122,5 +124,3 @@ def _code(environments: Mapping[str, dict[str, Any]]) -> list[tuple[list[str], d
         commit, diff = environment.get("git", {}), page.diff_of(environment)
         states.setdefault((commit.get("commit", ""), diff), ([], commit, diff))[0].append(run)
     return list(states.values())
-
-

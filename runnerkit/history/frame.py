@@ -125,20 +125,6 @@ def find_runs(logdir: Logdirs, *, scope: Scope = "loader") -> dict[str, Path]:
     return {name if num_named[name] == 1 else url_of(path) or path.as_posix(): path for name, path in found.values()}
 
 
-def find_run(logdir: str | os.PathLike[str]) -> tuple[str, Path]:
-    """Return the name and the logdir of the only run in a folder.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: there are several.
-    """
-    runs = find_runs(logdir)
-    if len(runs) > 1:
-        raise ValueError(f"{logdir} contains {len(runs)} runs; pass the logdir of one of them: {', '.join(runs)}")
-    [run] = runs.items()
-    return run
-
-
 def _logdirs(folder: Path, scope: Scope) -> list[Path]:
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {shown(folder)}")

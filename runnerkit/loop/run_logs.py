@@ -137,7 +137,7 @@ class RunLogs(ProcessState):
             claims.flush(logdir)
 
     def notice(self, runner: IRunner, text: str) -> None:
-        """Show one line about the run on the console, or else log it as INFO; if the loggers are not open, then later."""
+        """Show one line about the run on the console, or else log it as INFO, once the loggers are open."""
         if not runner.engine.is_main_process:
             return
         if not self.is_open:

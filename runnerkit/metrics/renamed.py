@@ -52,4 +52,7 @@ class NamedMetrics(Metrics):
         return super().__contains__(name) or _renamed(name, self.keys()) != name
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
+        try:
+            return self[name]
+        except KeyError:
+            return default
