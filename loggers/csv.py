@@ -29,6 +29,7 @@ class CSVLogger(FolderLogger):
         logdir: created when the run starts.
         log_batch_metrics: log the metrics of training steps too.
         log_epoch_metrics: log the metrics of each pass over a loader.
+        save_diff: write the uncommitted changes of the code to ``environment.json``.
 
     >>> import tempfile
     >>> logger = CSVLogger(tempfile.mkdtemp())
@@ -44,9 +45,15 @@ class CSVLogger(FolderLogger):
     is_essential = True
 
     def __init__(
-        self, logdir: str | os.PathLike[str], *, log_batch_metrics: bool = False, log_epoch_metrics: bool = True
+        self,
+        logdir: str | os.PathLike[str],
+        *,
+        log_batch_metrics: bool = False,
+        log_epoch_metrics: bool = True,
+        save_diff: bool = True,
     ) -> None:
         super().__init__(logdir, log_batch_metrics=log_batch_metrics, log_epoch_metrics=log_epoch_metrics)
+        self._save_diff = save_diff
         self._folder = self.logdir / "csv"
         self._tables_folder = self.logdir / "tables"
         self._tables: dict[str, Table] = {}
@@ -103,7 +110,7 @@ class CSVLogger(FolderLogger):
 
         text = yaml.safe_dump(plain(hparams), sort_keys=False, allow_unicode=True)
         write_text(self.logdir / "hparams.yml", text)
-        if diff := uncommitted_diff():
+        if self._save_diff and (diff := uncommitted_diff()):
             environment = {**environment, "git": {**environment.get("git", {}), "diff": diff}}
         write_text(self.logdir / "environment.json", json.dumps(plain(environment), indent=2) + "\n")
 

@@ -19,7 +19,7 @@ _PACKAGES = ("numpy", "torchvision", "torchmetrics", "tensorboard", "pandas", "h
 
 
 def describe_environment(engine: IEngine | None = None, *, seed: int | None = None) -> dict[str, Any]:
-    """Collect versions, hardware, the git commit, `seed` and, given an `engine` that is set up, its device and processes.
+    """Collect versions, hardware, git commit, `seed` and, of an `engine` that is set up, its device and processes.
 
     For JSON; credentials in the command are left out.
 

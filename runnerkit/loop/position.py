@@ -89,4 +89,11 @@ class Position(ProcessState):
     def load_state_dict(self, runner: IRunner, state: StateDict) -> None:
         # Absent before 0.2, where each batch was a step.
         was = {"optimizer_step": state["batch_step"], "stage_optimizer_step": state["stage_batch_step"]}
-        _Values(**{name: {**was, **state}[name] for name in _Values.names()}).restore(runner)
+        values = {name: {**was, **state}[name] for name in _Values.names()}
+        values["epoch_metrics"] = _named(state["epoch_metrics"])
+        values["experiment_metrics"] = {epoch: _named(each) for epoch, each in state["experiment_metrics"].items()}
+        _Values(**values).restore(runner)
+
+
+def _named(metrics: dict[str, Metrics]) -> dict[str, Metrics]:
+    return {loader: NamedMetrics(each) for loader, each in metrics.items()}
