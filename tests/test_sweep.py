@@ -25,7 +25,7 @@ def describe(logdir, *, hparams=None, environment=None):
     """Write the two files of a run."""
     log_run(logdir, CURVES)
     if hparams is not None:
-        (logdir / "hparams.yml").write_text(yaml.safe_dump(hparams))
+        (logdir / "hparams.yml").write_text(yaml.safe_dump(hparams, sort_keys=False))
     if environment is not None:
         (logdir / "environment.json").write_text(json.dumps(environment))
 
