@@ -28,7 +28,8 @@ def sweep(tmp_path_factory):
         (folder / run / "hparams.yml").write_text(yaml.safe_dump(hparams, sort_keys=False))
         git = {"commit": "1" * 40 if run != "c" else "2" * 40, "branch": "main", "has_changes": run != "c"}
         environment = {
-            "versions": {"torch": "2.13" if run == "a" else "2.14"}, "git": git | ({"diff": DIFF} if run != "c" else {}),
+            "versions": {"torch": "2.13" if run == "a" else "2.14"},
+            "git": git | ({"diff": DIFF} if run != "c" else {}),
             "command": ["train.py", f"--lr={lr}", "--api-key", "secret-word"], "seed": 42,
             "settings": {"optimizer": {"name": "SGD", "lr": lr}, "batch_size": {"train": 4 if run == "a" else 8}},
         }  # fmt: skip
@@ -51,10 +52,11 @@ def test_the_table_has_what_differs_and_the_values_of_compare_runs(sweep, page):
     header, *rows = page.tables["runs"]
 
     assert header[:7] == ["run", "lr", "note", "batch_size.train", "best", "best epoch", "last"]
+    sizes = {"a": 4, "b": 8, "c": 8}
     expected = [
-        [row["run"], row["lr"], f"<b>{row['run']}</b>", 4 if row["run"] == "a" else 8, row["best"], row["best_epoch"], row["last"]]
-        for row in compare_runs(sweep).to_dict("records")
-    ]  # fmt: skip
+        [run, LR[run], f"<b>{run}</b>", sizes[run], row["best"], row["best_epoch"], row["last"]]
+        for run, row in compare_runs(sweep).set_index("run").iterrows()
+    ]
     assert [row[:7] for row in rows] == expected
     assert [row[0] for row in rows] == ["a", "b", "c"]
     assert header[7:] == ["loss (train)", "loss (valid)"]
