@@ -110,8 +110,8 @@ class CSVLogger(FolderLogger):
 
         text = yaml.safe_dump(plain(hparams), sort_keys=False, allow_unicode=True)
         write_text(self.logdir / "hparams.yml", text)
-        if self._save_diff and (diff := uncommitted_diff()):
-            environment = {**environment, "git": {**environment.get("git", {}), "diff": diff}}
+        if self._save_diff and "git" in environment and (diff := uncommitted_diff()):
+            environment = {**environment, "git": {**environment["git"], "diff": diff}}
         write_text(self.logdir / "environment.json", json.dumps(plain(environment), indent=2) + "\n")
 
     def close(self) -> None:

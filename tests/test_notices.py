@@ -25,7 +25,8 @@ def test_a_run_that_resumes_says_from_what(tmp_path):
     lines, _ = told(num_epochs=2, logdir=tmp_path, resume="auto")
 
     assert first == []
-    assert lines == [f"resumed from {tmp_path}/checkpoints/last.pth: epoch 1, step 4"]
+    [line] = lines
+    assert line.startswith(f"resumed from {tmp_path}/checkpoints/") and line.endswith(": epoch 1, step 4")
 
 
 def test_a_run_that_stops_early_says_why():

@@ -24,8 +24,11 @@ def recorded_settings(runner: IRunner) -> dict[str, Any]:
     """
     limits = vars(runner.current_run.stage.budget)
     knobs = {
-        name: getattr(runner, name)
-        for name in ("accumulation_steps", "gradient_clip", "epoch_steps", "loss_reduction", "valid_every_steps")
+        "accumulation_steps": runner.accumulation_steps,
+        "gradient_clip": runner.gradient_clip,
+        "epoch_steps": runner.epoch_steps,
+        "loss_reduction": runner.loss_reduction,
+        "valid_every_steps": runner.valid_every_steps,
     }
     sizes = {key: getattr(loader, "batch_size", None) for key, loader in runner.loaders.items()}
     settings: dict[str, Any] = {
