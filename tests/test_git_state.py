@@ -82,10 +82,12 @@ def test_without_a_repository_or_git_nothing_is_recorded(tmp_path: Path, monkeyp
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.py").touch()
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "outside")
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "outside" / "train.py")])
 
     assert (describe_commit(), uncommitted_diff()) == ({}, "")
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "without" / "train.py")])
+    monkeypatch.chdir(tmp_path / "without")
     monkeypatch.setenv("PATH", "")
     assert (describe_commit(), uncommitted_diff()) == ({}, "")
 

@@ -43,7 +43,7 @@ def test_optimizer_batch_sizes_and_limits_are_recorded(tmp_path):
     recorded = settings_of(tmp_path)
     of_optimizer = recorded.pop("optimizer")
     assert of_optimizer.pop("name") == "AdamW"
-    expected = {name: list(value) if isinstance(value, tuple) else value for name, value in optimizer.defaults.items()}
+    expected = {name: [*each] if isinstance(each, tuple) else each for name, each in optimizer.defaults.items()}
     assert of_optimizer.items() <= expected.items() and of_optimizer.keys() >= {"lr", "betas", "weight_decay", "eps"}
     assert recorded == {
         "batch_size": {"train": 4, "valid": 6}, "num_epochs": 2, "num_steps": 6, "accumulation_steps": 2,

@@ -122,8 +122,9 @@ def _table(comparison: pd.DataFrame, table: pd.DataFrame) -> RenderableType:
     settings = list(comparison.columns[list(comparison.columns).index("largest_epoch") + 1 :])
     values = ["best", "best_epoch", "last"] if logged["better"].any() else ["last"]
     listing = Table(box=None, pad_edge=False, title_justify="left")
-    for name in ("run", *settings, *(f"{each} {logged['metric'].iloc[0]}" for each in values)):
-        listing.add_column(Text(name.replace("_", " ") if name not in settings else name, "dim"), overflow="fold")
+    titles = {"best": f"best {logged['metric'].iloc[0]}", "best_epoch": "epoch", "last": "last"}
+    for name in ("run", *settings, *(titles[each] for each in values)):
+        listing.add_column(Text(name, "dim"), no_wrap=name == "run", overflow="fold")
     for row in comparison.head(_MAX_RUNS).to_dict("records"):
         cells = ["" if row[name] != row[name] or row[name] is None else row[name] for name in (*settings, *values)]
         words = [f"{each:.4g}" if isinstance(each, float) else str(each) for each in cells]

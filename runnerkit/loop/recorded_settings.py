@@ -61,7 +61,7 @@ def _optimizer(runner: IRunner, key: str, optimizer: Any) -> dict[str, Any]:
         elif len(groups) == 1:
             values = [defaults[name]]  # a schedule may change the group's
         options[name] = values[0] if all(each == values[0] for each in values) else values
-    return options
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _rates(groups: list[dict[str, Any]], scheduler: Any, *, default: Any) -> list[Any]:

@@ -27,7 +27,7 @@ def describe_commit() -> dict[str, Any]:
     >>> set(describe_commit()) <= {"commit", "branch", "has_changes"}
     True
     """
-    commit, branch, diff = _state(_folder())
+    commit, branch, diff = _state(*_folders())
     return {"commit": commit, "branch": branch, "has_changes": bool(diff)} if commit else {}
 
 
@@ -39,19 +39,21 @@ def uncommitted_diff() -> str:
     >>> isinstance(uncommitted_diff(), str)
     True
     """
-    return _state(_folder())[2]
+    return _state(*_folders())[2]
 
 
-def _folder() -> str:
+def _folders() -> tuple[str, str]:
+    """Return the folder of the script, if there is one, and the working directory."""
     script = Path(sys.argv[0]) if sys.argv else Path()
-    return str(script.resolve().parent if script.suffix == ".py" and script.is_file() else Path.cwd())
+    here = os.getcwd()
+    return str(script.resolve().parent) if script.suffix == ".py" and script.is_file() else here, here
 
 
 @cache  # the state at the start is that of the code that runs; files may be edited since
-def _state(folder: str) -> tuple[str, str, str]:
+def _state(folder: str, otherwise: str) -> tuple[str, str, str]:
     commit, _, branch = _git(folder, "rev-parse", "HEAD", "--abbrev-ref", "HEAD").strip().partition("\n")
     if not commit:
-        return "", "", ""
+        return _state(otherwise, otherwise) if folder != otherwise else ("", "", "")
     excluded = [f":(top,exclude,glob,icase){pattern}" for pattern in _LEFT_OUT]
     diff = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--", ":(top)", *excluded)
     return commit, branch, redacted_diff(diff)
