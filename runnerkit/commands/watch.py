@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runnerkit.commands.braille import draw_curves, limits
-from runnerkit.history.best_values import compare_runs
+from runnerkit.history.best_values import compare_runs, without_missing
 from runnerkit.history.chosen_metrics import changing_metrics, default_metrics, monitored_metrics
 from runnerkit.history.frame import Logdirs, find_runs, read_metrics, select
 from runnerkit.history.plot import x_axis
@@ -120,13 +120,13 @@ def _table(comparison: pd.DataFrame, table: pd.DataFrame) -> RenderableType:
 
     colors, logged = _colors(table["run"]), comparison.dropna(subset=["metric"])
     settings = list(comparison.columns[list(comparison.columns).index("largest_epoch") + 1 :])
-    values = ["best", "best_epoch", "last"] if logged["better"].any() else ["last"]
+    values = ["best", "best_epoch", "last"] if logged["better"].ne("").any() else ["last"]
     listing = Table(box=None, pad_edge=False, title_justify="left")
     titles = {"best": f"best {logged['metric'].iloc[0]}", "best_epoch": "epoch", "last": "last"}
     for name in ("run", *settings, *(titles[each] for each in values)):
         listing.add_column(Text(name, "dim"), no_wrap=name == "run", overflow="fold")
-    for row in comparison.head(_MAX_RUNS).to_dict("records"):
-        cells = ["" if row[name] != row[name] or row[name] is None else row[name] for name in (*settings, *values)]
+    for row in without_missing(comparison.head(_MAX_RUNS)).to_dict("records"):
+        cells = ["" if row[name] is None else row[name] for name in (*settings, *values)]
         words = [f"{each:.4g}" if isinstance(each, float) else str(each) for each in cells]
         listing.add_row(Text(row["run"], colors.get(row["run"], "")), *map(Text, words))
     return listing

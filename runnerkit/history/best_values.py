@@ -90,6 +90,13 @@ def compare_runs(logdir: Logdirs, *, metric: str | None = None, loader: str | No
     return rows if known == {""} else rows.sort_values("best", ascending=known == {"smaller"}, kind="stable")
 
 
+def without_missing(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of `compare_runs` as objects, with None for unknown values; a NaN that was logged stays."""
+    is_known = rows.notna()
+    is_known["last"] = rows["metric"].notna()
+    return rows.astype(object).where(is_known, None)
+
+
 def _default(wanted: str, *, known: list[str]) -> str:
     return wanted if wanted in known or not known else known[0]
 

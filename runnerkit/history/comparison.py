@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.history import page
-from runnerkit.history.best_values import best_metrics, compare_runs
+from runnerkit.history.best_values import best_metrics, compare_runs, without_missing
 from runnerkit.history.chosen_metrics import changing_metrics, default_metrics, monitored_metrics
 from runnerkit.history.frame import Logdirs, find_runs, read_metrics
 from runnerkit.history.hyperparameters import Settings, differing_settings, environment_of, hparams_of
@@ -62,22 +62,17 @@ def _cells(
     """Return the names of the columns after the run's, and the run and the cells of each row, the best first."""
     names = list(next(iter(settings.values())))
     stages = ["stage"] if rows["stage"].nunique() > 1 else []
-    known = set(rows["better"].dropna()) - {""}
-    values = ["best", "best_epoch", "last"] if known else ["last", "smallest", "largest"]
-    others = [(name, each) for name in metrics for each in summary["loader"].unique()]
-    compared = rows.dropna(subset=["metric"]).iloc[0]
-    others = [each for each in others if each != (compared["metric"], loader)]
-    lasts = {
-        (run, stage, metric, of): last
-        for run, stage, metric, of, last in summary[["run", "stage", "metric", "loader", "last"]].itertuples(
-            index=False
-        )
-    }
-    others = [each for each in others if any((metric, of) == each for _, _, metric, of in lasts)]
+    values = (
+        ["best", "best_epoch", "last"] if rows["better"].fillna("").ne("").any() else ["last", "smallest", "largest"]
+    )
+    lasts = summary.set_index(["run", "stage", "metric", "loader"])["last"].to_dict()
+    compared = (rows["metric"].dropna().iloc[0], loader)
+    logged = {(metric, of) for _, _, metric, of in lasts} - {compared}
+    others = [(metric, of) for metric in metrics for of in summary["loader"].unique() if (metric, of) in logged]
     cells = []
-    for row in rows.to_dict("records"):
-        own = [None if row[name] != row[name] and name != "last" else row[name] for name in [*stages, *values]]
+    for row in without_missing(rows).to_dict("records"):
         more = [lasts.get((row["run"], row["stage"], metric, of)) for metric, of in others]
+        own = [row[name] for name in (*stages, *values)]
         cells.append((row["run"], [*(settings[row["run"]][name] for name in names), *own, *more]))
     titles = [each.replace("_", " ") for each in values]
     return [*names, *stages, *titles, *(f"{metric} ({of})" for metric, of in others)], cells
