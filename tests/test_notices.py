@@ -32,13 +32,13 @@ def test_a_run_that_resumes_says_from_what(tmp_path):
 def test_a_run_that_stops_early_says_why():
     """The metric, for how long, the best value and its epoch, which is not the last."""
     model = mlp()
-    climbing = torch.optim.SGD(model.parameters(), lr=-0.1)
+    climbing = torch.optim.SGD(model.parameters(), lr=0.1, maximize=True)
     stop = dl.EarlyStoppingCallback(2, "valid", "loss", minimize=True)
 
     [line], runner = told(model=model, optimizer=climbing, callbacks=[stop], num_epochs=9)
 
     best = runner.experiment_metrics[1]["valid"]["loss"]
-    why = f"loss of valid has not improved for 2 epoch(s); its best is {best:.4g}, epoch 1"
+    why = f"loss of valid has not improved for 2 epochs; its best is {best:.4g}, epoch 1"
     assert line == f"stopped early after epoch 3: {why}"
 
 

@@ -72,7 +72,8 @@ class EarlyStoppingCallback(IStoppingCallback):
             runner.need_early_stop = True
 
     def _why(self, runner: IRunner) -> str:
-        watched, epochs = f"{self.metric_key} of {self.loader_key}", f"for {self.num_bad_epochs} epoch(s)"
+        watched, num = f"{self.metric_key} of {self.loader_key}", self.num_bad_epochs
+        epochs = f"for {num} epoch{'s' * (num != 1)}"
         if self.best_score is None:
             why = f"{watched} was not a number {epochs}"
         else:
