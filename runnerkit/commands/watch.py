@@ -98,13 +98,14 @@ def _picture(
         loaders = ["valid" if "valid" in known else known[0]]
     table = select(table, metrics=metrics, loaders=loaders)
     names = list(metrics) if metrics is not None else _in_order(table, monitored_metrics(runs.values()))
-    rows = min(len(runs), _MAX_RUNS) + 3 if several else 0
-    how = {"is_asked": metrics is not None, "width": console.width, "height": console.height - rows}
+    is_asked, width, height = metrics is not None, console.width, console.height
     if not several:
-        return _dashboard(next(iter(runs)), table, names, by="loader", **how)
-    comparison = compare_runs(logdir, metric=names[0], loader=loaders[0] if loaders else None)
+        run = next(iter(runs))
+        return _dashboard(run, table, names, by="loader", is_asked=is_asked, width=width, height=height)
+    below = _table(compare_runs(logdir, metric=names[0], loader=loaders[0] if loaders else None), table)
+    height -= min(len(runs), _MAX_RUNS) + 3  # of the table
     title = f"{len(runs)} runs, {' and '.join(loaders or ())}"
-    return _dashboard(title, table, names, by="run", below=_table(comparison, table), **how)
+    return _dashboard(title, table, names, by="run", is_asked=is_asked, width=width, height=height, below=below)
 
 
 def _in_order(table: pd.DataFrame, monitored: set[str]) -> list[str]:
@@ -118,10 +119,10 @@ def _table(comparison: pd.DataFrame, table: pd.DataFrame) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    colors, logged = _colors(table["run"]), comparison.dropna(subset=["metric"])
+    colors, logged = _colors(table, "run"), comparison.dropna(subset=["metric"])
     settings = list(comparison.columns[list(comparison.columns).index("largest_epoch") + 1 :])
     values = ["best", "best_epoch", "last"] if logged["better"].ne("").any() else ["last"]
-    listing = Table(box=None, pad_edge=False, title_justify="left")
+    listing = Table(box=None, pad_edge=False)
     titles = {"best": f"best {logged['metric'].iloc[0]}", "best_epoch": "epoch", "last": "last"}
     for name in ("run", *settings, *(titles[each] for each in values)):
         listing.add_column(Text(name, "dim"), no_wrap=name == "run", overflow="fold")
@@ -132,8 +133,8 @@ def _table(comparison: pd.DataFrame, table: pd.DataFrame) -> RenderableType:
     return listing
 
 
-def _colors(names: pd.Series) -> dict[str, str]:
-    return {name: _COLORS[number % len(_COLORS)] for number, name in enumerate(names.unique())}
+def _colors(table: pd.DataFrame, column: str) -> dict[str, str]:
+    return {name: _COLORS[number % len(_COLORS)] for number, name in enumerate(table[column].unique())}
 
 
 def _dashboard(
@@ -162,8 +163,9 @@ def _dashboard(
     shown = known if is_asked else known[:room]
     part_width = width // num_columns - 2
     part_height = min(max((height - 3) // math.ceil(len(shown) / num_columns), _MIN_HEIGHT), _MAX_HEIGHT)
-    size = {"width": part_width, "height": part_height - 3}
-    draw = partial(_part, by=by, x_name=x_axis(table), colors=_colors(table[by]), **size)
+    draw = partial(
+        _part, by=by, x_name=x_axis(table), colors=_colors(table, by), width=part_width, height=part_height - 3
+    )
     parts = [draw(metric, table[table["metric"] == metric]) for metric in shown]
     grid = Table.grid(*(Column(width=part_width, no_wrap=True) for _ in range(num_columns)), padding=(0, 1))
     for first in range(0, len(parts), num_columns):

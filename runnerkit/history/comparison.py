@@ -65,7 +65,7 @@ def _cells(
     values = (
         ["best", "best_epoch", "last"] if rows["better"].fillna("").ne("").any() else ["last", "smallest", "largest"]
     )
-    lasts = summary.set_index(["run", "stage", "metric", "loader"])["last"].to_dict()
+    lasts: dict[Any, Any] = summary.set_index(["run", "stage", "metric", "loader"])["last"].to_dict()
     compared = (rows["metric"].dropna().iloc[0], loader)
     logged = {(metric, of) for _, _, metric, of in lasts} - {compared}
     others = [(metric, of) for metric in metrics for of in summary["loader"].unique() if (metric, of) in logged]
