@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +22,7 @@ from runnerkit.checkpoints.store import CheckpointStore
 from runnerkit.checkpoints.weights import find_weights
 from runnerkit.errors import UnknownKeyError
 from runnerkit.loop.loader_pass import is_training
+from runnerkit.metrics.renamed import current_name
 from runnerkit.models.finite import non_finite_part
 from runnerkit.resume import run_state
 from runnerkit.resume.loader_place import check_positions, knows_position
@@ -166,6 +168,7 @@ class CheckpointCallback(ICheckpointCallback):
 
     def on_experiment_start(self, runner: IRunner) -> None:
         self._stop.start_clock()
+        self._use_current_name(runner)
         store = self._store  # what concerns it may have been set since
         store.folder, store.topk = self.folder, self.topk
         store.save_last, store.save_best = self.save_last, self.save_best
@@ -372,4 +375,15 @@ class CheckpointCallback(ICheckpointCallback):
                 "weights",
                 self.metric_key, self.loader_key, runner.stage_key,
             )  # fmt: skip
+        elif record := self._store.best_record(runner.stage_key):
+            score = f"{self.metric_key} of {self.loader_key} {record.score:.4g}"
+            runner.current_run.logs.notice(runner, f"loaded the best weights, of epoch {record.epoch}: {score}")
         return best
+
+    def _use_current_name(self, runner: IRunner) -> None:
+        """Select by today's name of a metric that was renamed."""
+        provided = {metric for callback in runner.callbacks.values() for metric in callback.provides}
+        if self.metric_key is not None and self.loader_key is not None and self._store.judge is not None:
+            self.metric_key = current_name(self.metric_key, provided)
+            self.requires = ((self.loader_key, self.metric_key),)
+            self._store.judge = replace(self._store.judge, metric=self.metric_key)

@@ -73,6 +73,9 @@ class ConsoleLogger(ILogger):
         separator = "\n" if "\n" in text else " "  # keeps the columns of a table aligned
         tqdm.write(f"{tag}:{separator}{text}", file=self._stream)
 
+    def log_notice(self, text: str) -> None:
+        tqdm.write(text, file=self._stream)
+
     def flush(self) -> None:
         self._stream.flush()
 

@@ -13,6 +13,7 @@ from runnerkit.loggers.files.table import Table, drop_rows_after
 from runnerkit.loggers.files.tables_file import PLACE, TablesFile, drop_tables_after
 from runnerkit.storage.atomic_file import check_folder, remove_leftovers, write_text
 from runnerkit.storage.links import refuse_links
+from runnerkit.support.git_state import uncommitted_diff
 from runnerkit.support.plain_values import plain
 
 __all__ = ["CSVLogger"]
@@ -28,6 +29,7 @@ class CSVLogger(FolderLogger):
         logdir: created when the run starts.
         log_batch_metrics: log the metrics of training steps too.
         log_epoch_metrics: log the metrics of each pass over a loader.
+        save_diff: write the uncommitted changes of the code to ``environment.json``.
 
     >>> import tempfile
     >>> logger = CSVLogger(tempfile.mkdtemp())
@@ -43,9 +45,15 @@ class CSVLogger(FolderLogger):
     is_essential = True
 
     def __init__(
-        self, logdir: str | os.PathLike[str], *, log_batch_metrics: bool = False, log_epoch_metrics: bool = True
+        self,
+        logdir: str | os.PathLike[str],
+        *,
+        log_batch_metrics: bool = False,
+        log_epoch_metrics: bool = True,
+        save_diff: bool = True,
     ) -> None:
         super().__init__(logdir, log_batch_metrics=log_batch_metrics, log_epoch_metrics=log_epoch_metrics)
+        self._save_diff = save_diff
         self._folder = self.logdir / "csv"
         self._tables_folder = self.logdir / "tables"
         self._tables: dict[str, Table] = {}
@@ -94,11 +102,16 @@ class CSVLogger(FolderLogger):
         self._tables_files[name].add(table, step=step)
 
     def log_hparams(self, hparams: Mapping[str, Any], *, environment: Mapping[str, Any]) -> None:
-        """Write ``hparams.yml`` and ``environment.json``; values that are not plain become strings."""
+        """Write ``hparams.yml`` and ``environment.json``; values that are not plain become strings.
+
+        The environment has the uncommitted changes too, which services are not sent.
+        """
         import yaml  # here, because it would add 20 ms to `import runnerkit`
 
         text = yaml.safe_dump(plain(hparams), sort_keys=False, allow_unicode=True)
         write_text(self.logdir / "hparams.yml", text)
+        if self._save_diff and "git" in environment and (diff := uncommitted_diff()):
+            environment = {**environment, "git": {**environment["git"], "diff": diff}}
         write_text(self.logdir / "environment.json", json.dumps(plain(environment), indent=2) + "\n")
 
     def close(self) -> None:

@@ -123,13 +123,16 @@ class ILogger(ABC):
         """Log Python floats by metric name."""
 
     def log_hparams(self, hparams: Mapping[str, Any], *, environment: Mapping[str, Any]) -> None:
-        """Log the user's hyperparameters and the environment (versions, engine, processes).
+        """Log the user's hyperparameters and the environment (versions, commit, engine, processes, settings).
 
         Called at the start of a run, also a resumed one, and again with all hyperparameters if some are added later.
         """
 
     def log_text(self, tag: str, text: str, *, step: Step, scope: Scope) -> None:
         """Log human-readable text."""
+
+    def log_notice(self, text: str) -> None:
+        """Show one line about the run to a person, such as that it resumes; files of a resumed run must not have it."""
 
     def log_image(self, tag: str, image: np.ndarray, *, step: Step, scope: Scope) -> None:
         """Log an image, (H, W), (H, W, 3) or (H, W, 4) uint8; figures are converted to images first."""

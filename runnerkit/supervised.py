@@ -48,7 +48,7 @@ class SupervisedRunner(Runner):
     ...     loaders={"train": DataLoader(data, batch_size=8)}, loggers={"console": None}, cpu=True,
     ... )
     >>> sorted(runner.epoch_metrics["train"])
-    ['loss', 'lr', 'momentum']
+    ['loss', 'lr']
     """
 
     def __init__(

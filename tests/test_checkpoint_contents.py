@@ -317,7 +317,9 @@ def test_every_minutes_saves_in_each_epoch_whatever_a_step_accumulates(tmp_path,
     """Steps of two batches, in an epoch that begins after an odd number of batches, all end at odd numbers."""
     kept = set()
     checkpoint = dl.CheckpointCallback(tmp_path, every_minutes=1e-9)
-    note = at("on_step_end", lambda _: kept.update(path.name for path in checkpoint.folder.glob("model.*.*.pth")), order=100)
+    note = at(
+        "on_step_end", lambda _: kept.update(path.name for path in checkpoint.folder.glob("model.*.*.pth")), order=100
+    )
 
     batches = {"train": loader(49, 1)}
     train(callbacks=[checkpoint, note], loaders=batches, accumulation_steps=accumulation_steps, num_epochs=2)

@@ -136,13 +136,12 @@ def test_commands_of_the_page_run(command, tmp_path, monkeypatch):
 
     codes = {line: command(*shlex.split(line)[1:])[0] for line in lines}
 
-    assert len(codes) == 5 and set(codes.values()) == {0}
-    assert Path("curves.png").is_file() and Path("logs/lr=0.1/report.html").is_file()
+    assert len(codes) == 6 and set(codes.values()) == {0}
+    assert all(map(Path.is_file, map(Path, ("curves.png", "logs/lr=0.1/report.html", "logs/report.html"))))
 
 
 LOSSY = "metrics ['lossy'] were not logged; choose from ['loss', 'lr', 'accuracy']"
 NO_LOGS = "no logs of scope 'loader' in empty: expected csv/<loader>.csv or metrics.jsonl"
-SEVERAL = "logs contains 2 runs; pass the logdir of one of them: first, second"
 WRONG = {
     "metrics nowhere": "there is no folder nowhere",
     "metrics empty": NO_LOGS,
@@ -157,10 +156,10 @@ WRONG = {
     "plot logs/first -o /proc/x.png": "cannot write /proc/x.png: No such file or directory",
     "plot logs/first --metric accuracy --log loss": "cannot use a logarithmic axis for ['loss'], which is not drawn",
     "watch empty --once": NO_LOGS,
-    "watch logs": SEVERAL,
     "watch logs/first --metric lossy": LOSSY,
     "report nowhere": "there is no folder nowhere",
-    "report logs": SEVERAL,
+    "report logs/first logs/second": "got 2 folders: choose the output file with path= or -o",
+    "plot logs --all --metric loss": "pass either --all or --metric",
     "report logs/first -o file/page.html": "cannot write file/page.html: folder file cannot be created: ",
     "report logs/first -o .": "cannot write .: it is a folder; name a file in it",
     "report logs/first -o /proc/x.html": "cannot write /proc/x.html: No such file or directory",

@@ -230,7 +230,7 @@ def test_steps_read_from_the_device_once_in_log_every(make_engine, step):
         log = fit(engine=make_engine(), callbacks=callbacks, log_every=in_steps)
 
     assert [step for step, _ in log.steps] == [4, 8, 12]
-    assert {"loss", "accuracy01", "multiclass_accuracy", "again", "both"} <= log.steps[0][1].keys()
+    assert {"loss", "accuracy", "multiclass_accuracy", "again", "both"} <= log.steps[0][1].keys()
     # On the CPU, two callbacks check the classes of two columns each; three overlaps, the smallest and largest of five.
     on_the_cpu_only = (4 + 10) * NUM_READS
     targets = 1 if "optimizer" in step else 0  # of the first batch: are some ignored? as the loss averages the others

@@ -54,9 +54,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
     stubs = [path.with_suffix(".pyi") for path in sources_of_modules if path.with_suffix(".pyi").exists()]
     checkout = [path.relative_to(ROOT) for path in (*sources_of_modules, *stubs)]
     expected = {path if path.parts[0] == "runnerkit" else "runnerkit" / path for path in checkout}
-    data = {"runnerkit/py.typed", "runnerkit/history/report.html", "runnerkit/commands/output.schema.json"}
+    data = {"runnerkit/py.typed", "runnerkit/commands/output.schema.json", "runnerkit/llms.txt"}
+    data |= {f"runnerkit/history/{name}.html" for name in ("comparison", "page", "parts", "report")}
     data |= {f"runnerkit/{page.relative_to(ROOT).as_posix()}" for page in (ROOT / "docs").rglob("*.md")}
-    data |= {"runnerkit/llms.txt"}
     assert {path.as_posix() for path in expected} | data == {name for name in names if ".dist-info" not in name}
     assert {"engines/ddp.py", "LICENSE", "CHANGELOG.md", "constraints.txt"} <= sources.keys()
     assert not any(each.issym() or each.islnk() for each in sources.values())

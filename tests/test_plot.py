@@ -15,6 +15,7 @@ from matplotlib.image import imread
 from runnerkit.history.plot import plot_metrics
 from runnerkit.logger import Step
 from runnerkit.loggers import CSVLogger
+from tests.runs import judge_run
 
 
 def write(logdir: Path, metrics_of_epoch: Callable[[int], dict[str, float]], epochs: Iterable[int]) -> None:
@@ -65,14 +66,64 @@ def test_picture_is_saved_in_the_logdir(tmp_path: Path) -> None:
     assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 20
 
 
+def test_the_loss_and_what_is_monitored_are_drawn(tmp_path: Path, figures: list[Figure]) -> None:
+    """By default; without a monitored metric, the loss and what evaluation loaders log; "all" leaves out constants."""
+    log(tmp_path / "run")
+    plot_metrics(tmp_path / "run")
+    plot_metrics(tmp_path / "run", metrics="all")
+    judge_run(tmp_path / "run", "train", "norm", minimize=False)
+    plot_metrics(tmp_path / "run")
+    plot_metrics(tmp_path / "run", log_scale=["lr"])
+
+    drawn = [[axes.get_ylabel() for axes in figure.axes] for figure in figures]
+    assert drawn[0] == ["loss", "accuracy"]
+    assert drawn[1] == ["loss", "accuracy", "norm"]
+    assert drawn[2] == ["loss", "norm"]
+    assert drawn[3] == ["loss", "norm", "lr"]
+
+
+def test_many_metrics_do_not_make_a_tall_picture(tmp_path: Path, figures: list[Figure]) -> None:
+    """Of a run with 105 metrics and no monitored one, four are drawn; of a run without a loss, too."""
+    write(tmp_path / "a", lambda epoch: {f"m{each}": epoch * each for each in range(105)}, range(4))
+    write(tmp_path / "b", lambda epoch: {"d_loss": epoch, "lossy": epoch, "g/loss": 1.0}, range(4))
+
+    plot_metrics(tmp_path / "a")
+    plot_metrics(tmp_path / "b")
+
+    assert [axes.get_ylabel() for axes in figures[0].axes] == ["m1", "m2", "m3", "m4"]
+    assert [axes.get_ylabel() for axes in figures[1].axes] == ["d_loss", "g/loss", "lossy"]
+
+
+def test_a_single_point_and_a_run_of_constants_are_drawn(tmp_path: Path, figures: list[Figure]) -> None:
+    """One epoch has no constants; if nothing changes, something is drawn nevertheless."""
+    write(tmp_path / "one", lambda _: {"a": 1.0, "b": 2.0}, range(1))
+    write(tmp_path / "constant", lambda _: {"a": 1.0, "b": 2.0}, range(3))
+
+    for name in ("one", "constant"):
+        plot_metrics(tmp_path / name)
+
+    assert [[axes.get_ylabel() for axes in each.axes] for each in figures] == [["a", "b"]] * 2
+
+
+def test_an_svg_has_the_width_of_its_page(tmp_path: Path, figures: list[Figure]) -> None:
+    """It has one column and no fixed size."""
+    log(tmp_path)
+
+    svg = plot_metrics(tmp_path, path=tmp_path / "curves.svg", metrics=["loss", "accuracy", "norm"]).read_text()
+
+    root = svg[svg.index("<svg") : svg.index(">", svg.index("<svg"))]
+    assert 'viewBox="0 0 ' in root and 'width="100%"' in root and " height=" not in root
+    assert len({round(axes.get_position().x0, 1) for axes in figures[0].axes}) == 1
+
+
 def test_each_metric_has_a_subplot_and_each_loader_a_curve(tmp_path: Path, figures: list[Figure]) -> None:
     """Each metric has a subplot with a curve of the logged values per loader, over whole epochs."""
     log(tmp_path)
 
-    plot_metrics(tmp_path)
+    plot_metrics(tmp_path, metrics=["loss", "accuracy", "lr"])
 
     subplots = {axes.get_ylabel(): axes for axes in figures[0].axes}
-    assert list(subplots) == ["loss", "accuracy", "lr", "momentum", "norm"]
+    assert list(subplots) == ["loss", "accuracy", "lr"]
     curves = {str(line.get_label()): line for line in subplots["loss"].lines}
     assert set(curves) == {"train", "valid"}
     np.testing.assert_array_equal(curves["train"].get_xdata(), [1, 2, 3, 4, 5])
@@ -141,7 +192,7 @@ def test_an_axis_may_be_logarithmic(tmp_path: Path, figures: list[Figure]) -> No
     values = [1.0, 0.0, -1.0, 0.01]
     write(tmp_path, lambda epoch: {"loss": values[epoch], "below": -1.0, "lr": 0.1}, range(4))
 
-    plot_metrics(tmp_path, log_scale=["loss", "below"])
+    plot_metrics(tmp_path, metrics=["loss", "below", "lr"], log_scale=["loss", "below"])
 
     assert [axes.get_yscale() for axes in figures[0].axes] == ["log", "linear", "linear"]
 

@@ -31,6 +31,7 @@ def files_with(text, folder):
 def test_a_credential_on_the_command_line_is_not_in_environment_json_nor_in_the_report(tmp_path, monkeypatch, words):
     """Credentials on the command line and in hparams are in no file of the logdir; the other arguments are kept."""
     monkeypatch.setattr(sys, "argv", ["train.py", *words, "--lr=0.1"])
+    monkeypatch.chdir(tmp_path)  # no repository: changes of this file hold the secret
     train(hparams={"lr": 0.1, "service": {"token": SECRET}, "pad_token": "[PAD]"}, logdir=tmp_path)
 
     report = write_report(tmp_path)

@@ -23,7 +23,7 @@ class Page(HTMLParser):
 
     def __init__(self, html):
         super().__init__()
-        self.tables, self.links, self.scripts, self.text = {}, [], 0, ""
+        self.tables, self.links, self.images, self.scripts, self.text = {}, [], [], 0, ""
         self._rows = self._cell = self._value = None
         self.feed(html)
         self.close()
@@ -32,6 +32,8 @@ class Page(HTMLParser):
         attributes = dict(attributes)
         self.links += [attributes[name] for name in ("src", "href", "action", "data", "srcset") if name in attributes]
         self.scripts += tag in ("script", "link", "iframe", "object")
+        if tag == "img":
+            self.images.append(attributes)
         if tag == "table":
             self._rows = self.tables.setdefault(attributes["id"], [])
         elif tag == "tr":
@@ -53,6 +55,10 @@ class Page(HTMLParser):
 
     def rows(self, table):
         return self.tables[table][1:]
+
+
+def svg_of(picture):
+    return base64.b64decode(picture.removeprefix("data:image/svg+xml;base64,")).decode()
 
 
 @pytest.fixture(scope="module")
@@ -123,23 +129,34 @@ def test_settings_are_shown_as_text(logdir, page):
     shown = dict(page.tables["environment"])
     assert shown["versions.torch"] == environment["versions"]["torch"]
     assert shown["engine.name"] == "CPUEngine" and shown["seed"] == "42"
+    assert not any(name.startswith("settings.") or name == "git.diff" for name in shown)
+    settings = dict(page.tables["settings"])
+    assert (settings["optimizer.name"], settings["batch_size.valid"], settings["num_epochs"]) == ("SGD", "4", "4")
     assert yaml.safe_load((logdir / "hparams.yml").read_text())["model"]["name"] == "<b>mlp</b> & more"
 
 
-def test_the_page_needs_no_other_file_and_its_picture_has_all_curves(logdir, page):
-    """Nothing refers to other files; a subplot per metric has a curve of four points per loader."""
-    [picture] = page.links
-    svg = base64.b64decode(picture.removeprefix("data:image/svg+xml;base64,")).decode()
+def test_the_page_needs_no_other_file_and_its_pictures_have_all_curves(logdir, page):
+    """Nothing refers to other files; the loss and the monitored metric have a picture each, and lr, constant, none."""
+    html = (logdir / "report.html").read_text()
+    for picture in page.links:
+        html = html.replace(picture, "")
+    assert page.scripts == 0 and not re.search(r"@import|url\(", html)
+    assert [each["alt"] for each in page.images] == ["curves of loss", "curves of accuracy"]
+    assert "Not drawn: lr" in page.text
+    for picture in page.links:
+        svg = svg_of(picture)
+        assert "<svg" in svg and "<image" not in svg and "<script" not in svg
+        assert all(link.startswith("#") for link in re.findall(r'(?:href|src)="([^"]*)"', svg))
+        assert all(link.startswith("#") for link in re.findall(r"url\(([^)]*)\)", svg))
+        groups = re.findall(r'<g clip-path="url\([^)]*\)">\s*((?:<use [^>]*/>\s*)+)</g>', svg)
+        assert [group.count("<use") for group in groups] == [4, 4]  # points of train and valid
 
-    assert page.scripts == 0
-    assert not re.search(r"@import|url\(", (logdir / "report.html").read_text().replace(picture, ""))
-    assert "<svg" in svg and "<image" not in svg and "<script" not in svg
-    assert all(link.startswith("#") for link in re.findall(r'(?:href|src)="([^"]*)"', svg))
-    assert all(link.startswith("#") for link in re.findall(r"url\(([^)]*)\)", svg))
-    curves = read_metrics(logdir).groupby(["loader", "metric"]).ngroups
-    assert svg.count('<g id="axes_') == read_metrics(logdir)["metric"].nunique()
-    groups = re.findall(r'<g clip-path="url\([^)]*\)">\s*((?:<use [^>]*/>\s*)+)</g>', svg)
-    assert [group.count("<use") for group in groups] == [4] * curves
+
+def test_pictures_scale_with_the_page(page):
+    """Each has a viewBox and no fixed size, so that a phone shows it as wide as its screen."""
+    for picture in page.links:
+        root = re.search(r"<svg [^>]*>", svg_of(picture))[0]
+        assert 'viewBox="0 0 ' in root and 'width="100%"' in root and " height=" not in root
 
 
 def test_a_nan_is_shown_and_what_was_not_logged_is_not(tmp_path):
@@ -169,8 +186,8 @@ def test_it_is_written_where_it_is_asked_for_or_says_why_not(tmp_path):
     assert not (tmp_path / "a" / "report.html").exists()
     with pytest.raises(OSError, match=r"cannot write .*/file/page.html: "):
         write_report(tmp_path / "a", path=tmp_path / "file" / "page.html")
-    with pytest.raises(ValueError, match=r"contains 2 runs; pass the logdir of one of them: a, b"):
-        write_report(tmp_path)
+    with pytest.raises(ValueError, match=r"got 2 folders: choose the output file with path= or -o"):
+        write_report([tmp_path / "a", tmp_path / "b"])
     (tmp_path / "a" / "hparams.yml").write_text("lr: [0.1")
     with pytest.raises(ValueError, match=r"hparams.yml cannot be read: "):
         write_report(tmp_path / "a")

@@ -73,7 +73,7 @@ def test_metrics_have_colors_by_loader(tmp_path):
 def test_as_many_metrics_as_there_is_room_for(tmp_path, width, height, shown):
     """As many metrics as fit are drawn and the others are named; requested metrics are all drawn."""
     log_run(tmp_path / "digits", CURVES)
-    names = ["loss", "lr", "accuracy"]
+    names = ["loss", "accuracy", "lr"]  # what evaluation loaders log comes first
 
     text = drawn(tmp_path / "digits", width=width, height=height)
 
@@ -97,19 +97,48 @@ def test_a_diverged_run_is_drawn(tmp_path):
 
 
 def test_a_run_that_has_not_logged_yet_is_waited_for_and_what_is_no_run_is_refused(tmp_path):
-    """An empty log folder is waited for; a folder without one, several runs and unknown metrics are refused."""
+    """An empty log folder is waited for; a folder without one and unknown metrics are refused."""
     (tmp_path / "run" / "csv").mkdir(parents=True)
 
     assert drawn(tmp_path / "run", width=200).strip() == f"{tmp_path / 'run'}: nothing is logged yet"
     for name in ("", "nowhere"):
         with pytest.raises(FileNotFoundError, match=str(tmp_path / name)):
             drawn(tmp_path / name)
-    for name in "ab":
-        log_run(tmp_path / "runs" / name, CURVES)
-    with pytest.raises(ValueError, match=r"contains 2 runs; pass the logdir of one of them: a, b"):
-        drawn(tmp_path / "runs")
+    log_run(tmp_path / "runs" / "a", CURVES)
     with pytest.raises(KeyError, match=r"'lossy'.*'loss', 'lr', 'accuracy'"):
         drawn(tmp_path / "runs" / "a", metrics=["lossy"])
+
+
+def test_several_runs_are_drawn_over_one_another(tmp_path):
+    """By one loader, with a table below: the runs, the best first, what differs, best, epoch and last value."""
+    losses = {"a": [3.0, 2.0, 1.0], "b": [1.0, 0.5, 0.75]}
+    for run, values in losses.items():
+        log_run(tmp_path / run, {"train": {"loss": [9.0, 9.0, 8.0]}, "valid": {"loss": values}})
+        (tmp_path / run / "hparams.yml").write_text(f"lr: {0.1 if run == 'a' else 0.02}\nwidth: 16\n")
+
+    lines = drawn(tmp_path).splitlines()
+
+    assert lines[0].split() == ["2", "runs,", "valid", "epoch", "3,", "step", "30"]
+    assert lines[1].split() == ["loss"]
+    assert lines[2].startswith("   3 ") and any(line.startswith(" 0.5 ") for line in lines)
+    assert [line.split() for line in lines[-3:]] == [
+        ["run", "lr", "best", "loss", "epoch", "last"],
+        ["b", "0.02", "0.5", "2", "0.75"],
+        ["a", "0.1", "1", "3", "1"],
+    ]
+    assert "valid" not in drawn(tmp_path, loaders=["train"])
+
+
+def test_a_wide_comparison_stays_within_the_terminal(tmp_path):
+    """As many runs as there is room for are listed."""
+    for number in range(15):
+        log_run(tmp_path / f"run{number}", {"valid": {"loss": [1.0, 1 / (number + 2)]}})
+        (tmp_path / f"run{number}" / "hparams.yml").write_text(f"lr: {number}\n")
+
+    text = drawn(tmp_path, width=60, height=40)
+
+    assert max(map(len, text.splitlines())) <= 60
+    assert text.count("run") >= 12 and len(text.splitlines()) <= 40
 
 
 def test_missing_rich_names_the_install_command(tmp_path, monkeypatch):

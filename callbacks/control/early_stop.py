@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import TYPE_CHECKING
 
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from runnerkit.runner import IRunner
 
 __all__ = ["EarlyStoppingCallback"]
-
-logger = logging.getLogger(__name__)
 
 
 class EarlyStoppingCallback(IStoppingCallback):
@@ -49,10 +46,11 @@ class EarlyStoppingCallback(IStoppingCallback):
         self.min_delta = min_delta
         self.requires = ((loader_key, metric_key),)
         self.best_score: float | None = None
+        self.best_epoch: int | None = None
         self.num_bad_epochs = 0
 
     def on_stage_start(self, runner: IRunner) -> None:
-        self.best_score, self.num_bad_epochs = None, 0
+        self.best_score, self.best_epoch, self.num_bad_epochs = None, None, 0
 
     def on_epoch_end(self, runner: IRunner) -> None:
         metrics = runner.epoch_metrics.get(self.loader_key)
@@ -66,14 +64,22 @@ class EarlyStoppingCallback(IStoppingCallback):
         score = metrics[self.metric_key]
         if self._is_better(score):
             self.best_score, self.num_bad_epochs = score, 0
+            self.best_epoch = runner.epoch_step
         else:
             self.num_bad_epochs += 1
         if self.has_stopped:
-            logger.info(
-                "%s of %s has not improved on %s for %d epochs: ending the stage after epoch %d",
-                self.metric_key, self.loader_key, self.best_score, self.num_bad_epochs, runner.epoch_step,
-            )  # fmt: skip
+            runner.current_run.logs.notice(runner, self._why(runner))
             runner.need_early_stop = True
+
+    def _why(self, runner: IRunner) -> str:
+        watched, num = f"{self.metric_key} of {self.loader_key}", self.num_bad_epochs
+        epochs = f"for {num} epoch{'s' * (num != 1)}"
+        if self.best_score is None:
+            why = f"{watched} was not a number {epochs}"
+        else:
+            best = f"its best is {self.best_score:.4g}" + (f", epoch {self.best_epoch}" if self.best_epoch else "")
+            why = f"{watched} has not improved {epochs}; {best}"
+        return f"stopped early after epoch {runner.epoch_step}: {why}"
 
     @property
     def has_stopped(self) -> bool:  # type: ignore[override]  # read only
@@ -86,7 +92,8 @@ class EarlyStoppingCallback(IStoppingCallback):
         return gain > self.min_delta
 
     def state_dict(self) -> StateDict:
-        return {"best_score": self.best_score, "num_bad_epochs": self.num_bad_epochs}
+        return {"best_score": self.best_score, "best_epoch": self.best_epoch, "num_bad_epochs": self.num_bad_epochs}
 
     def load_state_dict(self, state: StateDict) -> None:
         self.best_score, self.num_bad_epochs = state["best_score"], state["num_bad_epochs"]
+        self.best_epoch = state.get("best_epoch")  # absent before 0.2

@@ -13,7 +13,7 @@ __all__ = ["AccuracyCallback", "MultilabelAccuracyCallback"]
 
 
 class AccuracyCallback(ObjectMetricCallback):
-    """Log ``accuracy01``, ``accuracy03`` and so on, and top-1 also as ``accuracy`` if 1 is in `topk`.
+    """Log ``accuracy`` (top-1), ``accuracy03`` (top-3) and so on, for each k in `topk`.
 
     Args:
         input_key, target_key: keys of logits (N, C) and class indices (N,) int64 in ``runner.batch``.
@@ -23,7 +23,7 @@ class AccuracyCallback(ObjectMetricCallback):
         topk, num_classes, prefix, suffix: see :class:`~runnerkit.metrics.AccuracyMetric`.
 
     >>> AccuracyCallback("logits", "targets", topk=(1, 3)).provides
-    ('accuracy01', 'accuracy03', 'accuracy')
+    ('accuracy', 'accuracy03')
     """
 
     def __init__(

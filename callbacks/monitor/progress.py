@@ -105,4 +105,5 @@ def _bar(description: str, *, total: int | None, initial: int) -> Any:
 
 def _format(metrics: Mapping[str, Scalar]) -> str:
     [values] = read_metrics_at_once([shown(metrics)])
-    return ", ".join(f"{name}={value:.4g}" for name, value in sorted(values.items()))
+    names = sorted(values, key=lambda name: (name != "loss", name))  # the loss first: a narrow terminal cuts the end
+    return ", ".join(f"{name}={values[name]:.4g}" for name in names)

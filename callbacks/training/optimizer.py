@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 
 
 class OptimizerCallback(IOptimizerCallback):
-    """Step an optimizer on training loaders; log the learning rates of its groups, and the momentum, once per epoch.
+    """Step an optimizer on training loaders; log the learning rates of its groups once per epoch.
 
-    A metric of the user named "lr" or "momentum" is logged instead of these.
+    A metric of the user named "lr" or "momentum" is logged instead of the optimizer's.
 
     Without a BackwardCallback, and if `handle_batch` leaves no gradients, it also backpropagates the loss.
 
@@ -50,6 +50,7 @@ class OptimizerCallback(IOptimizerCallback):
         grad_clip_norm, grad_clip_value: largest norm of all its gradients together, largest magnitude of each; pass one
             of them, or `grad_clip_fn`. Without any, ``runner.gradient_clip`` is the norm of the gradients of all such
             optimizers that step on the batch.
+        log_momentum: also log the momentum, or the first beta, of the optimizer.
 
     >>> OptimizerCallback("loss", accumulation_steps=4).accumulation_steps
     4
@@ -65,6 +66,8 @@ class OptimizerCallback(IOptimizerCallback):
         grad_clip_params: dict[str, Any] | None = None,
         grad_clip_norm: float | None = None,
         grad_clip_value: float | None = None,
+        *,
+        log_momentum: bool = False,
     ) -> None:
         super().__init__(order=CallbackOrder.Optimizer)
         check_numbers(self, above=0, or_none=True, grad_clip_norm=grad_clip_norm, grad_clip_value=grad_clip_value)
@@ -79,6 +82,7 @@ class OptimizerCallback(IOptimizerCallback):
         check_strings(self, or_none=True, model_key=model_key, optimizer_key=optimizer_key)
         self.metric_key = metric_key
         self.model_key = model_key
+        self.log_momentum = log_momentum
         self.optimizer_key = optimizer_key
         self.own_accumulation_steps = self.accumulation_steps = accumulation_steps
         self.grad_clip_fn = grad_clip_fn
@@ -256,7 +260,7 @@ class OptimizerCallback(IOptimizerCallback):
         optimizer = as_dict(runner.optimizer)[self.optimizer_key or ""]
         own = rates_of(optimizer, key=self.optimizer_key or "")
         group = optimizer.param_groups[0]
-        if "betas" in group or "momentum" in group:
+        if self.log_momentum and ("betas" in group or "momentum" in group):
             own[f"momentum{suffix}"] = float(group["betas"][0] if "betas" in group else group["momentum"])
         if runner.engine.precision.skips_steps:
             own[f"skipped_steps{suffix}"] = float(self.num_skipped)

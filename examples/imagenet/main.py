@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
     if runner.engine.is_main_process:
         valid = runner.epoch_metrics["valid"]
         print(
-            f"{options.model} on {type(runner.engine).__name__}: top-1 {valid['accuracy01']:.2%}, "
+            f"{options.model} on {type(runner.engine).__name__}: top-1 {valid['accuracy']:.2%}, "
             f"top-5 {valid['accuracy05']:.2%}, logs in {options.logdir}"
         )
     return runner

@@ -29,9 +29,9 @@ def main(**where: Any) -> dict[str, float]:
         loggers={"console": None},
         **where,
     )
-    return {key: runner.epoch_metrics["valid"][key] for key in ("accuracy01", "accuracy03")}
+    return {key: runner.epoch_metrics["valid"][key] for key in ("accuracy", "accuracy03")}
 
 
 if __name__ == "__main__":
     learned = main()
-    print("accuracy {accuracy01:.1%}, top-3 {accuracy03:.1%}".format(**learned))
+    print("accuracy {accuracy:.1%}, top-3 {accuracy03:.1%}".format(**learned))

@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
         ddp=options.ddp,
     )
     if runner.engine.is_main_process:
-        print(f"accuracy {runner.epoch_metrics['valid']['accuracy01']:.4f}")
+        print(f"accuracy {runner.epoch_metrics['valid']['accuracy']:.4f}")
     return runner
 
 

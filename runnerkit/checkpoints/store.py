@@ -94,11 +94,15 @@ class CheckpointStore:
 
     def best(self, stage: str) -> tuple[Path, str] | None:
         """Return the path and the URL of the best checkpoint of a stage; None if none has a score."""
-        best = self._best_first(CheckpointFolder(self.folder), stage)
-        if not best:
+        record = self.best_record(stage)
+        if record is None:
             return None
-        path = self.folder / best[0].name
+        path = self.folder / record.name
         return path, shown(path)
+
+    def best_record(self, stage: str) -> Record | None:
+        """Return the record of the best checkpoint of a stage; None if none has a score."""
+        return next(iter(self._best_first(CheckpointFolder(self.folder), stage)), None)
 
     def local(self, path: Path, url: str) -> Path:
         """Return the local path of what :meth:`best` returned on rank zero, perhaps on another machine."""

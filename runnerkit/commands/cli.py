@@ -289,18 +289,21 @@ def plot(
     metric: Metrics = None,
     loader: Loaders = None,
     log: Annotated[list[str] | None, typer.Option("--log", help="metric on a logarithmic axis")] = None,
+    every: Annotated[bool, typer.Option("--all", help="draw each metric that is not constant")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Plot the curves of one run, or of several runs in the same axes."""
+    """Plot the curves of one run, or of several runs in the same axes: the losses and the monitored metrics."""
     from runnerkit.history.plot import plot_metrics
 
-    chosen = {"metrics": metric or None, "loaders": loader or None, "log_scale": log or ()}
+    if every and metric:
+        raise ValueError("pass either --all or --metric")
+    chosen = {"metrics": "all" if every else metric or None, "loaders": loader or None, "log_scale": log or ()}
     _print_path(plot_metrics(logdirs, path=output, **chosen), as_json)
 
 
 @app.command(epilog="Example: runnerkit watch logs/digits --metric loss --metric accuracy")
 def watch(
-    logdir: Logdir,
+    logdirs: Logdirs,
     metric: Metrics = None,
     loader: Loaders = None,
     once: Annotated[bool, typer.Option("--once", help="draw once and exit, the default without a terminal")] = False,
@@ -308,30 +311,32 @@ def watch(
         bool, typer.Option("--json", help="print the status as a line of JSON at each change until the run ends")
     ] = False,
 ) -> None:
-    """Draw the curves of a run in the terminal while it trains, until Ctrl-C."""
+    """Draw the curves of one run or several in the terminal while they train, until Ctrl-C."""
     if as_json:
         from runnerkit.commands.status_stream import statuses
 
-        for status in statuses(logdir, once=once):
+        if len(logdirs) > 1:
+            raise ValueError(f"--json prints the status of one run, got {len(logdirs)}")
+        for status in statuses(logdirs[0], once=once):
             _print_json(status)
         return
     from runnerkit.commands.watch import watch as watch_curves
 
-    watch_curves(logdir, metrics=metric or None, loaders=loader or None, once=once)
+    watch_curves(logdirs, metrics=metric or None, loaders=loader or None, once=once)
 
 
-@app.command(epilog="Example: runnerkit report logs/digits -o digits.html")
+@app.command(epilog="Example: runnerkit report logs/digits -o digits.html; runnerkit report logs")
 def report(
-    logdir: Logdir,
+    logdirs: Logdirs,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="path of the page; by default LOGDIR/report.html")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a self-contained HTML report of a run: curves, best values, checkpoints, settings."""
+    """Write a self-contained HTML page: curves, best values and settings of a run, or a comparison of several runs."""
     from runnerkit.history.report import write_report
 
-    _print_path(write_report(logdir, path=output), as_json)
+    _print_path(write_report(logdirs, path=output), as_json)
 
 
 @app.command(epilog="Example: runnerkit fetch s3://bucket/run logs/run && tensorboard --logdir logs/run")

@@ -45,6 +45,8 @@ def _comparison(table: pd.DataFrame) -> str:
     better = f", {logged['better']} is better" if logged["better"] else ""
     unknown = ["smallest", "smallest_epoch", "largest", "largest_epoch"] if better else ["best", "best_epoch"]
     shown = table.drop(columns=["loader", "metric", "better", *unknown])
+    settings = list(table.columns[list(table.columns).index("largest_epoch") + 1 :])
+    shown = shown[["run", *settings, *(each for each in shown if each not in {"run", *settings})]]
     if table["stage"].nunique() == 1:
         shown = shown.drop(columns="stage")
     return f"{logged['metric']} of {logged['loader']}{better}\n\n{_as_text(shown)}\n"

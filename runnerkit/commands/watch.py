@@ -1,4 +1,4 @@
-"""Curves of a run in the terminal, redrawn while it trains."""
+"""Curves of a run, or of several, in the terminal, redrawn while they train."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runnerkit.commands.braille import draw_curves, limits
-from runnerkit.history.frame import find_run, read_metrics, select
+from runnerkit.history.best_values import compare_runs, without_missing
+from runnerkit.history.chosen_metrics import changing_metrics, default_metrics, monitored_metrics
+from runnerkit.history.frame import Logdirs, find_runs, read_metrics, select
 from runnerkit.history.plot import x_axis
 from runnerkit.storage.remote.urls import as_url
 from runnerkit.storage.status_file import describe, read_status
@@ -22,13 +24,14 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-_COLORS = ("cyan", "yellow", "green", "magenta", "blue", "red")  # of loaders
+_COLORS = ("cyan", "yellow", "green", "magenta", "blue", "red")  # of loaders, or of runs
 _STORE_EVERY_S = 10.0  # a run uploads its logs less often than that
+_MAX_RUNS = 12  # in the table
 _MIN_WIDTH, _MIN_HEIGHT, _MAX_HEIGHT = 38, 9, 16  # characters per metric
 
 
 def watch(
-    logdir: str | os.PathLike[str],
+    logdir: Logdirs,
     *,
     metrics: Sequence[str] | None = None,
     loaders: Sequence[str] | None = None,
@@ -36,18 +39,19 @@ def watch(
     every_s: float = 2.0,
     console: Console | None = None,
 ) -> None:
-    """Draw the curves of a run in the terminal and update them until Ctrl-C; without a terminal, draw once.
+    """Draw the curves of runs in the terminal and update them until Ctrl-C; without a terminal, draw once.
+
+    Several runs are drawn over one another, by one loader, above a table of what differs between them.
 
     Args:
-        logdir: folder of one run; the run may be on another machine if it shares the file system.
-        metrics: names to draw; None draws as many metrics as fit.
-        loaders: names to draw; None draws all.
+        logdir: see ``read_metrics``; the runs may be on another machine if it shares the file system.
+        metrics: names to draw; None draws as many metrics as fit, the losses and monitored ones first.
+        loaders: names to draw; None draws all, and of several runs "valid" or else the first.
         once: draw once.
         every_s: seconds between two updates.
         console: target; None is the standard output.
     Raises:
         FileNotFoundError: `logdir` is not the logdir of a run.
-        ValueError: `logdir` contains several runs.
         KeyError: when drawing once, a metric or loader was not logged.
     """
     try:
@@ -68,62 +72,77 @@ def watch(
             except KeyError as error:
                 picture = Text(error.args[0])  # it may be logged later
             live.update(picture, refresh=True)
-            time.sleep(every_s if as_url(logdir) is None else max(every_s, _STORE_EVERY_S))
+            time.sleep(max(every_s, _STORE_EVERY_S) if any(map(as_url, _folders(logdir))) else every_s)
+
+
+def _folders(logdir: Logdirs) -> Sequence[str | os.PathLike[str]]:
+    return [logdir] if isinstance(logdir, str | os.PathLike) else logdir
 
 
 def _picture(
-    logdir: str | os.PathLike[str], metrics: Sequence[str] | None, loaders: Sequence[str] | None, console: Console
+    logdir: Logdirs, metrics: Sequence[str] | None, loaders: Sequence[str] | None, console: Console
 ) -> RenderableType:
     from rich.text import Text
 
+    folders = _folders(logdir)
     try:
-        run, folder = find_run(logdir)
-        table = read_metrics(folder)
+        runs = find_runs(logdir)
+        table = read_metrics(logdir)
     except FileNotFoundError:
-        if as_url(logdir) is not None or not (Path(logdir) / "csv").is_dir():  # created when a run starts
+        has_begun = len(folders) == 1 and as_url(folders[0]) is None and (Path(folders[0]) / "csv").is_dir()
+        if not has_begun:
             raise
-        return Text(f"{logdir}: nothing is logged yet")
+        return Text(f"{folders[0]}: nothing is logged yet")
+    several = len(runs) > 1
+    if several and loaders is None:
+        known = list(table["loader"].unique())
+        loaders = ["valid" if "valid" in known else known[0]]
     table = select(table, metrics=metrics, loaders=loaders)
-    status = read_status(folder)
-    state = describe(status) if status is not None else ""
-    return _dashboard(run, table, state=state, metrics=metrics, width=console.width, height=console.height)
-
-
-def _dashboard(
-    run: str, table: pd.DataFrame, *, state: str, metrics: Sequence[str] | None, width: int, height: int
 ) -> RenderableType:
+    """Draw the metrics in a grid.
+
+    Args:
+        by: column whose values have a color each: "loader", or "run", whose names are below.
+        is_asked: draw all of the metrics, not as many as fit.
+        state: of the run, from its status file.
+    """
     from rich.console import Group
     from rich.table import Column, Table
     from rich.text import Text
 
-    known = list(table["metric"].unique()) if metrics is None else list(metrics)
     num_columns = max(1, min(len(known), width // _MIN_WIDTH))
     room = num_columns * max(1, (height - 3) // _MIN_HEIGHT)
-    shown = known[:room] if metrics is None else known
+    shown = known if is_asked else known[:room]
     part_width = width // num_columns - 2
     part_height = min(max((height - 3) // math.ceil(len(shown) / num_columns), _MIN_HEIGHT), _MAX_HEIGHT)
-    colors = {loader: _COLORS[number % len(_COLORS)] for number, loader in enumerate(table["loader"].unique())}
-    draw = partial(_part, x_name=x_axis(table), colors=colors, width=part_width, height=part_height - 3)
+    draw = partial(
+        _part, by=by, x_name=x_axis(table), colors=_colors(table, by), width=part_width, height=part_height - 3
+    )
     parts = [draw(metric, table[table["metric"] == metric]) for metric in shown]
     grid = Table.grid(*(Column(width=part_width, no_wrap=True) for _ in range(num_columns)), padding=(0, 1))
     for first in range(0, len(parts), num_columns):
         grid.add_row(*parts[first : first + num_columns])
-    place = f"  epoch {table['epoch'].max()}, step {table['step'].max():,}"
-    title = Text.assemble((run, "bold"), place, (f"  {state}", "" if state == "running" else "bold"))
-    title.rstrip()
+    head = Text.assemble((title, "bold"), f"  epoch {table['epoch'].max()}, step {table['step'].max():,}")
+    if state:
+        head.append(f"  {state}", "" if state == "running" else "bold")
     rest = known[len(shown) :]
-    return Group(title, grid, *([Text(f"also logged: {', '.join(rest)}", "dim")] if rest else []))
+    others = [Text(f"also logged: {', '.join(rest)}", "dim")] if rest else []
+    return Group(head, grid, *([] if below is None else [below]), *others)
 
 
-def _part(metric: str, table: pd.DataFrame, *, x_name: str, colors: dict[str, str], width: int, height: int) -> Text:
+def _part(
+    metric: str, table: pd.DataFrame, *, by: str, x_name: str, colors: dict[str, str], width: int, height: int
+) -> Text:
     """Draw the curves of one metric: one line with names and last values, `height` lines, one line with epochs."""
     from rich.text import Text
 
-    curves = {loader: table[table["loader"] == loader] for loader in table["loader"].unique()}
-    points = [curve[[x_name, "value"]].to_numpy(dtype=float) for curve in curves.values()]
+    curves = [curve for _, curve in table.groupby(["run", "loader"], sort=False)]
+    owners_of = [curve[by].iloc[0] for curve in curves]
+    points = [curve[[x_name, "value"]].to_numpy(dtype=float) for curve in curves]
     text = Text.assemble((metric, "bold"))
-    for loader, curve in curves.items():
-        text.append(f"  {loader} {curve['value'].iloc[-1]:.4g}", colors[loader])
+    for owner, curve in zip(owners_of, curves, strict=True):
+        if by == "loader":
+            text.append(f"  {owner} {curve['value'].iloc[-1]:.4g}", colors[owner])
     (x_min, y_min), (x_max, y_max) = limits(points)
     if math.isnan(y_min):
         return text.append("\nno finite number to draw")
@@ -131,7 +150,7 @@ def _part(metric: str, table: pd.DataFrame, *, x_name: str, colors: dict[str, st
     margin = max(map(len, labels.values()))
     curve_width = max(width - margin - 1, 1)
     characters, owners = draw_curves(points, width=curve_width, height=height)
-    styles = [colors[loader] for loader in curves]
+    styles = [colors[owner] for owner in owners_of]
     for number, (line, line_owners) in enumerate(zip(characters, owners, strict=True)):
         text.append(f"\n{labels.get(number, ''):>{margin}} ", "dim")
         for character, owner in zip(line, line_owners, strict=True):

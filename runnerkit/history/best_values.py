@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.checkpoints.index import Record, read_index
-from runnerkit.history.frame import Logdirs, find_runs, read_metrics, select
+from runnerkit.history.frame import Logdirs, add_settings, find_runs, read_metrics, select
+from runnerkit.history.hyperparameters import differing_settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,8 +67,9 @@ def compare_runs(logdir: Logdirs, *, metric: str | None = None, loader: str | No
         metric, loader: by default the pair that selected the best checkpoints, if it is the same in all runs; else
             "loss" and "valid", if they were logged; else the first ones.
     Returns:
-        One row per run (and stage), with NaN for a run that did not log the metric. The rows are in the order of
-        `logdir` if it is unknown whether smaller or larger is better.
+        One row per run (and stage), with NaN for a run that did not log the metric, and a column for each
+        hyperparameter and recorded setting in which the runs differ, as in ``read_metrics``. The rows are in the order
+        of `logdir` if it is unknown whether smaller or larger is better.
     Raises:
         FileNotFoundError: there are no logs.
         KeyError: no run logged this metric or loader.
@@ -75,15 +77,24 @@ def compare_runs(logdir: Logdirs, *, metric: str | None = None, loader: str | No
     summary = best_metrics(logdir)
     import pandas as pd
 
-    selections = {(each["loader"], each["metric"]) for each in _selections(find_runs(logdir).values())}
+    found = find_runs(logdir)
+    selections = {(each["loader"], each["metric"]) for each in _selections(found.values())}
     selection = selections.pop() if len(selections) == 1 else ("valid", "loss")
     loader = loader or _default(selection[0], known=list(summary["loader"]))
     of_loader = select(summary, loaders=[loader])
     metric = metric or _default(selection[1], known=list(of_loader["metric"]))
     runs = pd.DataFrame({"run": summary["run"].unique()})
     rows = runs.merge(select(summary, loaders=[loader], metrics=[metric]), how="left", on="run")
+    rows = add_settings(rows, differing_settings(found, reserved=frozenset(_SUMMARY)))
     known = set(rows["better"].dropna())
     return rows if known == {""} else rows.sort_values("best", ascending=known == {"smaller"}, kind="stable")
+
+
+def without_missing(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of `compare_runs` as objects, with None for unknown values; a NaN that was logged stays."""
+    is_known = rows.notna()
+    is_known["last"] = rows["metric"].notna()
+    return rows.astype(object).where(is_known, None)
 
 
 def _default(wanted: str, *, known: list[str]) -> str:

@@ -6,12 +6,13 @@ import csv
 import io
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runnerkit.errors import UnknownKeyError, did_you_mean
 from runnerkit.history import json_lines
+from runnerkit.history.hyperparameters import Settings, differing_settings
 from runnerkit.logger import Scope
 from runnerkit.storage.remote.copies import local_copy
 from runnerkit.storage.remote.urls import shown, url_of
@@ -35,7 +36,9 @@ def read_metrics(logdir: Logdirs, *, scope: Scope = "loader") -> pd.DataFrame:
         scope: "loader" for whole passes over a loader, "batch" for single training steps.
     Returns:
         Columns run (the logdir's name, or its path within the folder), stage, loader, metric: str; epoch, step:
-        int64; value: float64, exactly as logged, NaN included.
+        int64; value: float64, exactly as logged, NaN included. Of several runs, also a column for each hyperparameter
+        and recorded setting in which they differ, such as "lr" or "batch_size.train"; one named like a column above
+        gets the prefix "hparams.".
     Raises:
         FileNotFoundError: there are no logs of this scope.
 
@@ -57,9 +60,24 @@ def read_metrics(logdir: Logdirs, *, scope: Scope = "loader") -> pd.DataFrame:
         import pandas as pd
     except ImportError as error:
         raise ImportError("read_metrics needs pandas: pip install runnerkit[metrics]") from error
-    rows = [row for run, folder in find_runs(logdir, scope=scope).items() for row in _read_run(run, folder, scope)]
+    runs = find_runs(logdir, scope=scope)
+    rows = [row for run, folder in runs.items() for row in _read_run(run, folder, scope)]
     types = {"epoch": "int64", "step": "int64", "value": "float64"}
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(types)
+    table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(types)
+    return add_settings(table, differing_settings(runs))
+
+
+def add_settings(table: pd.DataFrame, settings: Mapping[str, Settings]) -> pd.DataFrame:
+    """Add a column for each setting to a table with a column "run"; lists become strings.
+
+    Args:
+        settings: by run, the same names for each.
+    """
+    for name in next(iter(settings.values()), {}):
+        cells = {run: each[name] for run, each in settings.items()}
+        plain = {run: str(cell) if isinstance(cell, list) else cell for run, cell in cells.items()}
+        table[name] = table["run"].map(plain)
+    return table
 
 
 def select(
@@ -106,20 +124,6 @@ def find_runs(logdir: Logdirs, *, scope: Scope = "loader") -> dict[str, Path]:
             found.setdefault(path.resolve(), (_name(path, folder), path))
     num_named = Counter(name for name, _ in found.values())
     return {name if num_named[name] == 1 else url_of(path) or path.as_posix(): path for name, path in found.values()}
-
-
-def find_run(logdir: str | os.PathLike[str]) -> tuple[str, Path]:
-    """Return the name and the logdir of the only run in a folder.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: there are several.
-    """
-    runs = find_runs(logdir)
-    if len(runs) > 1:
-        raise ValueError(f"{logdir} contains {len(runs)} runs; pass the logdir of one of them: {', '.join(runs)}")
-    [run] = runs.items()
-    return run
 
 
 def _logdirs(folder: Path, scope: Scope) -> list[Path]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from runnerkit.errors import UnknownKeyError, did_you_mean
-from runnerkit.history.frame import Logdirs, read_metrics, select
-from runnerkit.storage.atomic_file import new_file
+from runnerkit.history.chosen_metrics import changing_metrics, default_metrics, monitored_metrics
+from runnerkit.history.frame import Logdirs, find_runs, read_metrics, select
+from runnerkit.storage.atomic_file import new_file, write_text
 from runnerkit.storage.remote.copies import name_of, written
 from runnerkit.storage.remote.urls import as_url
 
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
 
 _MAX_COLUMNS = 3
 _WIDTH, _HEIGHT = 5.2, 3.6  # of a subplot, inches
-_LINES = ("--", "-", ":", "-.")  # train comes before valid
+_SMALL = (4.4, 2.9)  # of a figure of one metric
+LINES = ("--", "-", ":", "-.")  # train comes before valid
 _MAX_MARKED = 50  # points of a curve; longer curves are drawn without markers
 
 
@@ -29,16 +33,19 @@ def plot_metrics(
     logdir: Logdirs,
     *,
     path: str | os.PathLike[str] | None = None,
-    metrics: Sequence[str] | None = None,
+    metrics: Sequence[str] | Literal["all"] | None = None,
     loaders: Sequence[str] | None = None,
     log_scale: Sequence[str] = (),
 ) -> Path:
-    """Plot each metric in a subplot, with a curve for each loader of each run, and save the figure.
+    """Plot metrics in subplots, with a curve for each loader of each run, and save the figure.
 
     Args:
         logdir: see ``read_metrics``.
         path: file to write; its suffix (.png, .svg, .pdf) selects the format. By default ``metrics.png`` in the logdir.
-        metrics, loaders: names to draw; None draws all.
+            An SVG has one column of subplots and the width of the page that shows it, so that a phone can.
+        metrics: names to draw; None draws the losses and the monitored metrics (those that selected checkpoints or
+            stopped the run), or some others without any; "all" draws each that is not constant.
+        loaders: names to draw; None draws all.
         log_scale: metrics with a logarithmic axis; values <= 0 leave a gap, and if all are, the axis stays linear.
     Returns:
         The path of the file.
@@ -58,30 +65,32 @@ def plot_metrics(
     'metrics.png'
     """
     path = _default_path(logdir) if path is None else path
-    figure = draw_metrics(read_metrics(logdir), metrics=metrics, loaders=loaders, log_scale=log_scale)
+    table = select(read_metrics(logdir), metrics=None if metrics == "all" else metrics, loaders=loaders)
+    if metrics is None:
+        metrics = [*default_metrics(table, monitored_metrics(find_runs(logdir).values()))]
+        metrics += [each for each in log_scale if each not in metrics]
+    elif metrics == "all":
+        metrics = changing_metrics(table)
+    max_columns = 1 if Path(path).suffix.lower() == ".svg" else _MAX_COLUMNS
+    figure = draw_metrics(table, metrics=metrics, log_scale=log_scale, max_columns=max_columns)
     with written(path) as local:
         save_figure(figure, local)
     return name_of(path)
 
 
 def draw_metrics(
-    table: pd.DataFrame,
-    *,
-    metrics: Sequence[str] | None = None,
-    loaders: Sequence[str] | None = None,
-    log_scale: Sequence[str] = (),
+    table: pd.DataFrame, *, metrics: Sequence[str], log_scale: Sequence[str] = (), max_columns: int = _MAX_COLUMNS
 ) -> Figure:
     """Draw the figure of :func:`plot_metrics` from a table of ``read_metrics``."""
     figure = new_figure(wanted_by="plot_metrics")
-    table = select(table, metrics=metrics, loaders=loaders)
-    chosen = list(table["metric"].unique()) if metrics is None else list(metrics)
+    table, chosen = select(table, metrics=metrics), list(metrics)
     if absent := [each for each in log_scale if each not in chosen]:
         found = f"cannot use a logarithmic axis for {absent}, which is not drawn; choose from {chosen}"
         raise UnknownKeyError(found + did_you_mean(absent[0], chosen))
-    num_columns = 2 if len(chosen) == 4 else min(len(chosen), _MAX_COLUMNS)
+    num_columns = min(2 if len(chosen) == 4 else len(chosen), max_columns)
     num_rows = math.ceil(len(chosen) / num_columns)
     figure.set_size_inches(_WIDTH * num_columns, _HEIGHT * num_rows)
-    x_name, styles, runs = x_axis(table), _styles(table), table["run"].unique()
+    x_name, styles, runs = x_axis(table), curve_styles(table), table["run"].unique()
     for number, metric in enumerate(chosen, start=1):
         axes = figure.add_subplot(num_rows, num_columns, number)
         curves = table[table["metric"] == metric]
@@ -92,6 +101,22 @@ def draw_metrics(
         lines = {line.get_label(): line for axes in figure.axes for line in axes.lines}
         figure.legend(handles=list(lines.values()), loc="outside right upper", frameon=False)
     figure.suptitle(str(runs[0]) if len(runs) == 1 else f"{len(runs)} runs", fontweight="bold")
+    return figure
+
+
+def draw_metric(
+    table: pd.DataFrame, metric: str, *, styles: dict[tuple[str, str], dict[str, Any]], has_legend: bool
+) -> Figure:
+    """Draw the curves of one metric in a figure that is legible on a phone.
+
+    Args:
+        table: of ``read_metrics``.
+        styles: see :func:`curve_styles`.
+    """
+    figure = new_figure(wanted_by="write_report", figsize=_SMALL)
+    curves = table[table["metric"] == metric]
+    axes = figure.add_subplot()
+    _draw(axes, curves, x_name=x_axis(table), y_name="", styles=styles, has_legend=has_legend)
     return figure
 
 
@@ -133,8 +158,19 @@ def save_figure(figure: Figure, path: Path) -> Path:
     if kind not in (kinds := figure.canvas.get_supported_filetypes()):
         raise ValueError(f"cannot write {path}: unknown format {kind!r}; expected one of {', '.join(kinds)}")
     with new_file(path):
-        figure.savefig(path, format=kind)
+        if kind == "svg":
+            write_text(path, svg_of(figure))
+        else:
+            figure.savefig(path, format=kind)
     return path
+
+
+def svg_of(figure: Figure) -> str:
+    """Return the figure as SVG, which takes the width of its page, up to its own, and keeps its proportions."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg")
+    size, relative = r'width="([\d.]+pt)" height="[\d.]+pt"', r'width="100%" style="max-width: \1; height: auto"'
+    return re.sub(size, relative, text.getvalue(), count=1)  # the first is that of the root; its viewBox stays
 
 
 def _default_path(logdir: Logdirs) -> str:
@@ -150,8 +186,11 @@ def x_axis(table: pd.DataFrame) -> str:
     return "step" if table.duplicated(places).any() else "epoch"
 
 
-def _styles(table: pd.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
-    """Choose the style of each curve: a color per loader; for several runs, a color per run and a line per loader."""
+def curve_styles(table: pd.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
+    """Choose the style of the curve of each run and loader, options of Matplotlib's ``plot``.
+
+    One run has a color per loader; several have a color per run and a line style per loader.
+    """
     from matplotlib import colormaps
 
     runs, loaders = list(table["run"].unique()), list(table["loader"].unique())
@@ -163,7 +202,7 @@ def _styles(table: pd.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
         if len(runs) == 1:
             styles[run, loader] = {"label": loader, "color": colors[loaders.index(loader)]}
         else:
-            line = _LINES[loaders.index(loader) % len(_LINES)] if len(loaders) > 1 else "-"
+            line = LINES[loaders.index(loader) % len(LINES)] if len(loaders) > 1 else "-"
             styles[run, loader] = {"label": f"{run}: {loader}", "color": colors[runs.index(run)], "linestyle": line}
     return styles
 

@@ -1,41 +1,39 @@
-"""HTML reports of runs: curves, best values, checkpoints, hyperparameters and environment on one offline page."""
+"""HTML reports of a run, or of several to compare: one offline page."""
 
 from __future__ import annotations
 
-import base64
-import io
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.checkpoints.index import Record
+from runnerkit.history import page
 from runnerkit.history.best_values import best_metrics, checkpoint_records
-from runnerkit.history.frame import find_run, read_metrics
-from runnerkit.history.plot import draw_metrics
+from runnerkit.history.chosen_metrics import changing_metrics, default_metrics, monitored_metrics
+from runnerkit.history.comparison import comparison_page
+from runnerkit.history.frame import Logdirs, find_runs, read_metrics
+from runnerkit.history.hyperparameters import environment_of, hparams_of
+from runnerkit.history.plot import curve_styles
 from runnerkit.storage.atomic_file import new_file, write_text
 from runnerkit.storage.remote.copies import name_of, written
-from runnerkit.storage.remote.urls import shown
-from runnerkit.support.plain_values import flat
-from runnerkit.support.redaction import redacted, redacted_command
+from runnerkit.storage.remote.urls import as_url, shown
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
 
-def write_report(logdir: str | os.PathLike[str], *, path: str | os.PathLike[str] | None = None) -> Path:
-    """Write a report of a run as one self-contained HTML file.
+def write_report(logdir: Logdirs, *, path: str | os.PathLike[str] | None = None) -> Path:
+    """Write a report of a run, or a comparison of several, as one self-contained HTML file.
 
     Args:
-        logdir: folder of one run, which may still be training.
-        path: file to write; by default ``report.html`` in the logdir.
+        logdir: see ``read_metrics``; runs may still be training.
+        path: file to write; by default ``report.html`` in the only folder of `logdir`.
     Returns:
         The path of the file.
     Raises:
         FileNotFoundError: there are no logs.
-        ValueError: the folder contains several runs.
+        ValueError: several folders are given without `path`, or a run's settings cannot be read.
         OSError: the file cannot be written.
 
     >>> import tempfile
@@ -48,37 +46,49 @@ def write_report(logdir: str | os.PathLike[str], *, path: str | os.PathLike[str]
     >>> write_report(logger.logdir).name
     'report.html'
     """
-    run, folder = find_run(logdir)
-    path = os.path.join(shown(folder), "report.html") if path is None else path
-    table, records = read_metrics(folder), checkpoint_records(folder)
-    html = _template().render(
-        run=run,
-        extent=f"{table['epoch'].max()} epochs, {table['step'].max():,} training steps",
-        curves=_as_uri(draw_metrics(table)),
-        metrics=list(table["metric"].unique()),
-        values=_values(folder),
-        checkpoints=[_checkpoint(folder / "checkpoints", record) for record in records],
-        judged=_selected_by(records),
-        hparams=_read_facts(folder / "hparams.yml"),
-        environment=_read_facts(folder / "environment.json"),
-        passes=_passes(table),
-    )
+    runs = find_runs(logdir)
+    path = _default_path(logdir, runs) if path is None else path
+    html = _page_of_run(*next(iter(runs.items()))) if len(runs) == 1 else comparison_page(logdir)
     with written(path) as local, new_file(local):
         write_text(local, html)
     return name_of(path)
 
 
-def _template() -> Any:
-    import jinja2
+def _default_path(logdir: Logdirs, runs: dict[str, Path]) -> str:
+    folders = [logdir] if isinstance(logdir, str | os.PathLike) else logdir
+    if len(runs) == 1:
+        return os.path.join(shown(next(iter(runs.values()))), "report.html")
+    if len(folders) != 1:
+        raise ValueError(f"got {len(folders)} folders: choose the output file with path= or -o")
+    return os.path.join(as_url(folders[0]) or folders[0], "report.html")
 
-    environment = jinja2.Environment(autoescape=True, loader=jinja2.FileSystemLoader(Path(__file__).parent))
-    return environment.get_template("report.html")
 
-
-def _as_uri(figure: Figure) -> str:
-    picture = io.BytesIO()
-    figure.savefig(picture, format="svg")
-    return f"data:image/svg+xml;base64,{base64.b64encode(picture.getvalue()).decode()}"
+def _page_of_run(run: str, folder: Path) -> str:
+    table, records, environment = read_metrics(folder), checkpoint_records(folder), environment_of(folder)
+    chosen = default_metrics(table, monitored_metrics([folder]))
+    others = [name for name in changing_metrics(table) if name not in chosen]
+    styles = curve_styles(table)
+    curves = page.pictures(table, chosen, styles=styles, has_legend=True)
+    more_curves = page.pictures(table, others, styles=styles, has_legend=True)
+    drawn = {name for name, _ in curves + more_curves}
+    metrics = list(table["metric"].unique())
+    return page.render(
+        "report.html",
+        title=run,
+        extent=f"{table['epoch'].max()} epochs, {table['step'].max():,} training steps",
+        curves=curves,
+        more_curves=more_curves,
+        not_drawn=[name for name in metrics if name not in drawn],
+        metrics=metrics,
+        values=_values(folder),
+        checkpoints=[_checkpoint(folder / "checkpoints", record) for record in records],
+        judged=_selected_by(records),
+        hparams=hparams_of(folder),
+        settings=page.settings_of(environment),
+        environment=page.facts_of(environment),
+        diff=page.diff_of(environment),
+        passes=_passes(table),
+    )
 
 
 def _values(folder: Path) -> list[list[Any]]:
@@ -117,20 +127,3 @@ def _selected_by(records: Sequence[Record]) -> str:
         return ""
     better = "smaller" if selection["minimize"] else "larger"
     return f"The score is {selection['metric']} of {selection['loader']}; {better} is better."
-
-
-def _read_facts(path: Path) -> dict[str, Any]:
-    """Read YAML or JSON as one flat dict; empty if the file does not exist."""
-    if not path.is_file():
-        return {}
-    import yaml
-
-    text = path.read_text(encoding="utf-8")
-    try:
-        facts = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    facts = redacted(facts or {})  # files of earlier versions may contain secrets
-    if "command" in facts:
-        facts["command"] = redacted_command(facts["command"])
-    return dict(flat(facts))

@@ -11,6 +11,7 @@ import torch
 
 from runnerkit.engine import IEngine
 from runnerkit.support.accelerator import default_device, gpu_names
+from runnerkit.support.git_state import describe_commit
 from runnerkit.support.redaction import redacted_command
 from runnerkit.version import __version__
 
@@ -18,9 +19,9 @@ _PACKAGES = ("numpy", "torchvision", "torchmetrics", "tensorboard", "pandas", "h
 
 
 def describe_environment(engine: IEngine | None = None, *, seed: int | None = None) -> dict[str, Any]:
-    """Collect versions, hardware, `seed` and, given an `engine` that is set up, its device and processes; for JSON.
+    """Collect versions, hardware, git commit, `seed` and, of an `engine` that is set up, its device and processes.
 
-    Credentials in the command are left out.
+    For JSON; credentials in the command are left out.
 
     >>> describe_environment()["versions"]["torch"] == torch.__version__
     True
@@ -38,6 +39,8 @@ def describe_environment(engine: IEngine | None = None, *, seed: int | None = No
         "gpus": gpu_names(),
         "command": redacted_command(sys.argv),
     }
+    if commit := describe_commit():
+        facts["git"] = commit
     if engine is not None:
         facts["engine"] = {
             "name": type(engine).__name__,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runnerkit.loop.attributes import Attributes, ProcessState
+from runnerkit.metrics.renamed import NamedMetrics
 from runnerkit.types import Metrics, StateDict
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Position(ProcessState):
         return self._validated_at == runner.batch_step
 
     def end_loader(self, runner: IRunner, key: str) -> None:
-        runner.epoch_metrics[key] = dict(runner.loader_metrics)
+        runner.epoch_metrics[key] = NamedMetrics(runner.loader_metrics)
 
     def end_epoch(self, runner: IRunner) -> None:
         runner.experiment_metrics[runner.epoch_step] = runner.epoch_metrics
@@ -88,4 +89,11 @@ class Position(ProcessState):
     def load_state_dict(self, runner: IRunner, state: StateDict) -> None:
         # Absent before 0.2, where each batch was a step.
         was = {"optimizer_step": state["batch_step"], "stage_optimizer_step": state["stage_batch_step"]}
-        _Values(**{name: {**was, **state}[name] for name in _Values.names()}).restore(runner)
+        values = {name: {**was, **state}[name] for name in _Values.names()}
+        values["epoch_metrics"] = _named(state["epoch_metrics"])
+        values["experiment_metrics"] = {epoch: _named(each) for epoch, each in state["experiment_metrics"].items()}
+        _Values(**values).restore(runner)
+
+
+def _named(metrics: dict[str, Metrics]) -> dict[str, Metrics]:
+    return {loader: NamedMetrics(each) for loader, each in metrics.items()}

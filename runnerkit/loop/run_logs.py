@@ -14,6 +14,7 @@ from runnerkit.errors import UnknownKeyError, did_you_mean
 from runnerkit.logger import ILogger, Scope, Step, StepQueue, takes
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.environment import describe_environment
+from runnerkit.loop.recorded_settings import recorded_settings
 from runnerkit.loop.stop_signals import heeded
 from runnerkit.loop.throughput import Throughput, with_throughput, without_throughput
 from runnerkit.steps.learning_rates import rates_of_all
@@ -53,6 +54,8 @@ class RunLogs(ProcessState):
         self.queue = StepQueue()
         self.throughput = Throughput()
         self.more_hparams: dict[str, Any] = {}
+        self._settings: dict[str, Any] = {}
+        self._early_notices: list[str] = []
         self._early: list[tuple[str, str, Any, Step]] | None = None  # logged before the loggers are open
         self._locked: dict[Path, Callable[[], None]] = {}  # logdirs of this run, and how to release them
 
@@ -105,6 +108,8 @@ class RunLogs(ProcessState):
         steps = [logger for logger in runner.loggers.values() if logger.log_batch_metrics]
         self.wants_batch_metrics = bool(steps)
         self.wants_throughput = any(logger.log_throughput for logger in steps)
+        while self._early_notices:
+            self.notice(runner, self._early_notices.pop(0))
 
     @contextmanager
     def paused(self, runner: IRunner) -> Iterator[None]:
@@ -116,8 +121,9 @@ class RunLogs(ProcessState):
 
     def log_hparams(self, runner: IRunner) -> None:
         """Send the loggers all hyperparameters known so far."""
-        if runner.loggers:
-            environment = describe_environment(runner.engine, seed=runner.seed)
+        if takes(runner.loggers, "log_hparams"):
+            self._settings = self._settings or recorded_settings(runner)  # of the first stage
+            environment = describe_environment(runner.engine, seed=runner.seed) | {"settings": self._settings}
             hparams = redacted({**runner.hparams, **self.more_hparams})
             self._send(runner, "log_hparams", hparams, environment=environment)
 
@@ -154,6 +160,17 @@ class RunLogs(ProcessState):
         self._send(runner, "flush")
         for logdir in self._locked:
             claims.flush(logdir)
+
+    def notice(self, runner: IRunner, text: str) -> None:
+        """Show one line about the run on the console, or else log it as INFO, once the loggers are open."""
+        if not runner.engine.is_main_process:
+            return
+        if not self.is_open:
+            self._early_notices.append(text)
+        elif takes(runner.loggers, "log_notice"):
+            self._send(runner, "log_notice", text)
+        else:
+            log.info("%s", text)
 
     def log_media(self, runner: IRunner, method: str, tag: str, make: Callable[..., Any], *args: Any) -> None:
         """Log what `make` returns; it is not called if no logger has the method.

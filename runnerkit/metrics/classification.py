@@ -84,7 +84,7 @@ def accuracy(
 
 
 class AccuracyMetric(SumsMetric):
-    """Values ``accuracy01``, ``accuracy03`` and so on, and top-1 also as ``accuracy`` if 1 is in `topk`.
+    """Values ``accuracy`` (top-1), ``accuracy03`` (top-3) and so on, for each k in `topk`.
 
     Each is the fraction of correct rows, from counts of hits and rows. Rows need not be samples (tokens, boxes), and
     batches may have different numbers of them. Update with logits (N, C) and class indices (N,) int64, or with one
@@ -102,7 +102,7 @@ class AccuracyMetric(SumsMetric):
     >>> metric = AccuracyMetric(topk=(1, 2))
     >>> metric.update(torch.tensor([[0.1, 0.9, 0.0], [0.8, 0.2, 0.1]]), torch.tensor([1, 1]))
     >>> metric.compute_key_value()
-    {'accuracy01': 0.5, 'accuracy02': 1.0, 'accuracy': 0.5}
+    {'accuracy': 0.5, 'accuracy02': 1.0}
     >>> binary = AccuracyMetric(threshold=0)
     >>> binary.update(torch.tensor([[1.5], [-0.2]]), torch.tensor([1, 1]))
     >>> binary.compute_key_value()["accuracy"]
@@ -122,22 +122,19 @@ class AccuracyMetric(SumsMetric):
         check_numbers(self, or_none=True, threshold=threshold)
         self.threshold = threshold
         self.topk = _topk(self, topk, num_classes)
-        self._of_topk = [f"accuracy{k:02d}" for k in self.topk]
-        super().__init__(self._of_topk + ["accuracy"] * (1 in self.topk), prefix=prefix, suffix=suffix)
+        # By name of the value, the name of the sum: those in checkpoints keep the names of earlier versions.
+        self._sum_names = {"accuracy" if k == 1 else f"accuracy{k:02d}": f"accuracy{k:02d}" for k in self.topk}
+        super().__init__(self._sum_names, prefix=prefix, suffix=suffix)
 
     def count(self, logits: Tensor, targets: Tensor) -> Sums:
         hits = topk_hits(logits.detach(), targets, self.topk, threshold=self.threshold)
-        sums: Sums = dict(zip(self._of_topk, hits, strict=True))
+        sums: Sums = dict(zip(self._sum_names.values(), hits, strict=True))
         sums["num"] = targets.shape[0]
         return sums
 
     def values(self, sums: Sums) -> Sums:
-        shares = {}
-        for name in self._of_topk:
-            shares[name] = sums[name] / float(sums["num"] or 1)  # dividing by an int would launch an extra cast
-        if 1 in self.topk:
-            shares["accuracy"] = shares["accuracy01"]
-        return shares
+        num = float(sums["num"] or 1)  # dividing by an int would launch an extra cast
+        return {name: sums[of_hits] / num for name, of_hits in self._sum_names.items()}
 
 
 def _topk(owner: object, topk: int | Iterable[int] | None, num_classes: int | None) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from runnerkit.logger import ILogger
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.checks import check_one_loader
 from runnerkit.loop.hooks import call_hook
+from runnerkit.metrics.renamed import NamedMetrics
 from runnerkit.passes.engine_in_use import borrow_engine
 from runnerkit.passes.restored_state import restoring_attributes, restoring_rng_and_modes
 from runnerkit.passes.scratch_runner import scratch_copy
@@ -42,7 +43,7 @@ _LOADER_EVENTS = ("on_loader_start", "on_batch_start", "on_batch_end", "on_loade
 
 def evaluate(runner: IRunner) -> Metrics:
     """Run `runner`, whose hooks are :class:`EvaluationHooks`, and return its loader's metrics."""
-    metrics = dict(runner.run().loader_metrics)
+    metrics = NamedMetrics(runner.run().loader_metrics)
     if not metrics and runner.engine.is_main_process:
         logger.warning(
             "evaluate_loader found no metrics: there is no criterion, no callback computes any, and handle_batch sets "

@@ -110,12 +110,16 @@ class ResumePoint:
         if self.found is None or self.found.is_restored:
             return
         self.found.apply(runner)
-        logger.info("resumed from %s at %s", shown(self.found.source), self.found.step)
         is_last = runner.stage_key == [*runner.stages][-1]
         is_over = not self.is_epoch_left(runner) and not runner.need_early_stop
         if is_last and is_over and runner.engine.is_main_process:
             # A warning, because it is shown without logging.basicConfig(); a run that does nothing looks broken.
             logger.warning("%s", budget.words_of_end(runner))
+        else:
+            step = self.found.step
+            where = f", within loader {step.loader!r}" if self.is_within_epoch else ""
+            text = f"resumed from {shown(self.found.source)}: epoch {step.epoch}, step {step.batch:,}{where}"
+            runner.current_run.logs.notice(runner, text)
 
     def leave_branch(self, runner: IRunner) -> None:
         """Discard checkpoints saved after the one that the run continues from.

@@ -17,12 +17,12 @@ TARGETS = torch.randint(0, 6, (32,), generator=torch.Generator().manual_seed(1))
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        ({}, ("accuracy01", "accuracy")),
+        ({}, ("accuracy",)),
         ({"topk": 3}, ("accuracy03",)),
-        ({"topk": [5, 1, 5], "prefix": "a_", "suffix": "_z"}, ("a_accuracy05_z", "a_accuracy01_z", "a_accuracy_z")),
-        ({"num_classes": 3}, ("accuracy01", "accuracy")),
-        ({"num_classes": 5}, ("accuracy01", "accuracy03", "accuracy")),
-        ({"num_classes": 10}, ("accuracy01", "accuracy03", "accuracy05", "accuracy")),
+        ({"topk": [5, 1, 5], "prefix": "a_", "suffix": "_z"}, ("a_accuracy05_z", "a_accuracy_z")),
+        ({"num_classes": 3}, ("accuracy",)),
+        ({"num_classes": 5}, ("accuracy", "accuracy03")),
+        ({"num_classes": 10}, ("accuracy", "accuracy03", "accuracy05")),
     ],
 )
 def test_names_are_known_before_training(arguments, names):
@@ -48,7 +48,7 @@ def test_rows_are_counted_also_where_they_are_no_samples(log_on_batch):
     runner.loader_metrics = means_of(means.share())
     end_loader(callback, runner)
 
-    assert runner.loader_metrics == {"accuracy01": 0.9, "accuracy": 0.9}
+    assert runner.loader_metrics == {"accuracy": 0.9}
     assert callback.state_dict() == {}
     assert not any(value is runner.engine for value in vars(callback).values())
 

@@ -49,7 +49,7 @@ def test_bar_names_epoch_and_loader_and_ends_with_the_loader_metrics(monkeypatch
     last_line = terminal.getvalue().rstrip().rsplit("\r", 1)[-1]
     assert last_line.startswith("3/10 * Epoch (train): 100%")
     assert "2/2" in last_line
-    assert last_line.endswith("accuracy=1, loss=0.375]")
+    assert last_line.endswith("loss=0.375, accuracy=1]")
     assert "_timer" not in terminal.getvalue()
 
 

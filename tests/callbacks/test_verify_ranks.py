@@ -20,7 +20,7 @@ SOUND = [
     "2 ranks saw 48 different samples of loader 'train' (of 160), none twice",
     "the model's 9 parameters and buffers are the same on 2 ranks before loader 'valid'",
     "2 ranks saw all 21 samples of loader 'valid', each once",
-    "one process computes the same loss, accuracy01, accuracy of loader 'valid' from these 21 samples, to 1e-06",
+    "one process computes the same loss, accuracy of loader 'valid' from these 21 samples, to 1e-06",
 ]
 
 

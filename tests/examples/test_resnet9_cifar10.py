@@ -57,7 +57,7 @@ def test_each_way_learns_and_leaves_logs_and_checkpoints(trained, name):
     valid = metrics_of(logdir, "valid", epoch=3)
     assert left >= FILES
     assert all(any(file.startswith(f"tensorboard/{key}/events") for file in left) for key in ("train", "valid"))
-    assert valid["accuracy"] == valid["accuracy01"] > 0.3
+    assert valid["accuracy"] > 0.3
     assert valid["accuracy"] <= valid["accuracy03"] <= valid["accuracy05"] <= 1
 
 

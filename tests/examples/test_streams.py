@@ -28,7 +28,7 @@ def test_any_job_reaches_the_same_weights(tmp_path, name):
         ddp = ["--ddp"] if processes == 2 else []
         runner = main([*options, *ddp, "--data", str(tmp_path / "data"), "--epochs", "4", "--workers", str(workers)])
         weights[processes, workers] = torch.cat([each.flatten() for each in runner.model.state_dict().values()])
-        accuracies[processes, workers] = runner.epoch_metrics["valid"]["accuracy01"]
+        accuracies[processes, workers] = runner.epoch_metrics["valid"]["accuracy"]
 
     assert torch.equal(weights[1, 0], weights[1, 2])
     torch.testing.assert_close(weights[1, 0], weights[2, 2], rtol=1e-3, atol=1e-4)

@@ -1,0 +1,86 @@
+"""Settings of a run that are recorded without being asked for, to compare runs by."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from runnerkit.callback import innermost
+from runnerkit.resume.overrides import options_of
+from runnerkit.support.plain_values import plain
+from runnerkit.support.redaction import redacted
+from runnerkit.types import as_dict
+
+if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
+
+_DEFAULTS = {"accumulation_steps": 1, "loss_reduction": "mean"}  # left out
+
+
+def recorded_settings(runner: IRunner) -> dict[str, Any]:
+    """Collect the optimizers' and schedulers' classes and options, batch sizes and limits of the stage under way.
+
+    Plain values without credentials, for ``environment.json``, where the engine, its precision and the seed have their
+    own entries. A learning rate is the one before schedules.
+    """
+    limits = vars(runner.current_run.stage.budget)
+    knobs = {
+        "accumulation_steps": runner.accumulation_steps,
+        "gradient_clip": runner.gradient_clip,
+        "epoch_steps": runner.epoch_steps,
+        "loss_reduction": runner.loss_reduction,
+        "valid_every_steps": runner.valid_every_steps,
+    }
+    sizes = {key: getattr(loader, "batch_size", None) for key, loader in runner.loaders.items()}
+    settings: dict[str, Any] = {
+        "optimizer": _by_key({key: _optimizer(runner, key, each) for key, each in as_dict(runner.optimizer).items()}),
+        "scheduler": _by_key({key: type(each).__name__ for key, each in as_dict(runner.scheduler).items()}),
+        "batch_size": {key: size for key, size in sizes.items() if size is not None},
+        "precision": _precision(runner),
+        **limits,
+        **{name: value for name, value in knobs.items() if value != _DEFAULTS.get(name)},
+        "monitored": _monitored(runner),
+    }
+    known: dict[str, Any] = redacted(plain({name: value for name, value in settings.items() if value is not None}))
+    return known
+
+
+def _by_key(parts: dict[str, Any]) -> Any:
+    """Return the only part without a key, several by key, None without any."""
+    return parts[""] if parts.keys() == {""} else parts or None
+
+
+def _optimizer(runner: IRunner, key: str, optimizer: Any) -> dict[str, Any]:
+    """Return the class and the options; of several parameter groups that differ in an option, a list of values."""
+    groups, defaults = options_of(optimizer), getattr(optimizer, "defaults", {})
+    scheduler = as_dict(runner.scheduler).get(key)
+    options: dict[str, Any] = {"name": type(optimizer).__name__}
+    for name in (each for each in (groups[0] if groups else {}) if each in defaults):
+        values = [group.get(name) for group in groups]
+        if name == "lr":
+            values = _rates(groups, scheduler, default=defaults[name])
+        elif len(groups) == 1:
+            values = [defaults[name]]  # a schedule may change the group's
+        options[name] = values[0] if all(each == values[0] for each in values) else values
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _rates(groups: list[dict[str, Any]], scheduler: Any, *, default: Any) -> list[Any]:
+    full = getattr(scheduler, "full_lrs", None)  # of a warm-up
+    if full is not None:
+        return list(full)
+    if scheduler is None:
+        return [group["lr"] for group in groups]
+    unscheduled = [default] if len(groups) == 1 else [group["lr"] for group in groups]
+    return [group.get("initial_lr", rate) for group, rate in zip(groups, unscheduled, strict=True)]
+
+
+def _precision(runner: IRunner) -> str | None:
+    """Return the dtype of mixed precision; the name of the class is in the engine's entry."""
+    dtype = getattr(runner.current_run.stage.autocast, "fast_dtype", None)
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _monitored(runner: IRunner) -> list[str] | None:
+    """Return the metrics that select checkpoints, stop the run or step a schedule, such as "valid/accuracy"."""
+    read = [each for callback in map(innermost, runner.callbacks.values()) for each in callback.requires]
+    return list(dict.fromkeys(f"{loader}/{metric}" for loader, metric in read)) or None

@@ -1,0 +1,116 @@
+"""Tests of the commit and the uncommitted changes that a run records."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runnerkit import dl
+from runnerkit.support.git_state import describe_commit, redacted_diff, uncommitted_diff
+from tests.tiny import train
+
+SECRET = "correct-horse-battery-staple"
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", *identity, *words], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of a repository with one commit, in which the script lies."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    git(folder, "init", "--quiet", "--initial-branch", "topic")
+    (folder / "train.py").write_text("lr = 0.1\n")
+    (folder / ".env").write_text("nothing\n")
+    git(folder, "add", "-A")
+    git(folder, "commit", "--quiet", "-m", "first")
+    monkeypatch.setattr(sys, "argv", [str(folder / "train.py")])
+    return folder
+
+
+def test_a_run_records_commit_branch_and_changes(repository: Path, tmp_path: Path) -> None:
+    """environment.json has what git says, and no files that usually hold credentials."""
+    (repository / "train.py").write_text("lr = 0.2\n")
+    (repository / ".env").write_text(f"{SECRET}\n")
+
+    train(logdir=tmp_path / "run")
+
+    recorded = json.loads((tmp_path / "run" / "environment.json").read_text())["git"]
+    assert recorded.pop("diff").splitlines()[-2:] == ["-lr = 0.1", "+lr = 0.2"]
+    assert recorded == {"commit": git(repository, "rev-parse", "HEAD"), "branch": "topic", "has_changes": True}
+    assert SECRET not in (tmp_path / "run" / "environment.json").read_text()
+
+
+def test_changes_can_be_left_out(repository: Path, tmp_path: Path) -> None:
+    """save_diff=False records the commit only."""
+    (repository / "train.py").write_text("lr = 0.2\n")
+
+    train(logdir=tmp_path / "run", loggers={"csv": dl.CSVLogger(tmp_path / "run", save_diff=False)})
+
+    recorded = json.loads((tmp_path / "run" / "environment.json").read_text())["git"]
+    assert recorded.keys() == {"commit", "branch", "has_changes"}
+
+
+def test_services_are_not_sent_the_changes(repository: Path, tmp_path: Path) -> None:
+    """Loggers are passed the commit; only the file has the diff."""
+    (repository / "train.py").write_text("lr = 0.2\n")
+
+    class Mine(dl.ILogger):
+        def log_scalars(self, *_: object, **__: object) -> None: ...
+
+        def log_hparams(self, hparams: object, *, environment: dict) -> None:  # type: ignore[override]
+            self.environment = environment
+
+    logger = Mine()
+    train(loggers={"mine": logger})
+
+    assert logger.environment["git"]["has_changes"] is True
+    assert "lr = 0.2" not in json.dumps(logger.environment)
+
+
+def test_without_a_repository_or_git_nothing_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside a repository, and where git is not installed, the facts are left out."""
+    for name in ("outside", "without"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").touch()
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "outside")
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "outside" / "train.py")])
+
+    assert (describe_commit(), uncommitted_diff()) == ({}, "")
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "without" / "train.py")])
+    monkeypatch.chdir(tmp_path / "without")
+    monkeypatch.setenv("PATH", "")
+    assert (describe_commit(), uncommitted_diff()) == ({}, "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"+API_KEY = '{SECRET}'",
+        f'-    os.environ["HF_TOKEN"] = "{SECRET}"',
+        f'+headers = {{"Authorization": "Bearer {SECRET}"}}',
+        f"+    run(password='{SECRET}')",
+        f"+url: https://me:{SECRET}@host/x",
+    ],
+)
+def test_credentials_in_changes_are_hidden(line: str) -> None:
+    """In any form in which they are recognized elsewhere, and as an item of os.environ."""
+    assert SECRET not in redacted_diff(f" lr = 0.1\n{line}\n")
+    assert redacted_diff(f" lr = 0.1\n{line}\n").startswith(f" lr = 0.1\n{line[0]}")
+
+
+def test_a_long_diff_is_cut() -> None:
+    """Its last line tells how much is missing."""
+    diff = redacted_diff("+a = 1\n" * 20_000)
+
+    assert len(diff) < 100_100
+    assert diff.endswith("... 40,000 more characters")
