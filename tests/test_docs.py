@@ -37,6 +37,10 @@ def needs(page, package):
     return any(re.search(rf"^(import|from) {package}\b", block, flags=re.MULTILINE) for block in blocks(page, "python"))
 
 
+def names_extra_vision(page):
+    return re.search(r"runnerkit\[[\w,]*\bvision\b", page.read_text(encoding="utf-8")) is not None
+
+
 def pages_that_run():
     """Yield the pages with code; those that need transformers, which only the extra dev installs, are slow."""
     for page in PAGES:
@@ -54,10 +58,10 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
     namespace = {"__name__": "__main__"}
     if any(needs(page, package) for package in ("torchvision", "transformers")):
         import_torchvision()  # transformers imports it where it is installed
-    elif "runnerkit[vision]" not in page.read_text(encoding="utf-8"):
+    elif not names_extra_vision(page):
         hide(monkeypatch, "torchvision")
     if needs(page, "torchvision"):
-        assert "runnerkit[vision]" in page.read_text(encoding="utf-8")
+        assert names_extra_vision(page)
         write_fashion_mnist("data", num_train=96, num_test=48)
 
     for number, block in enumerate(blocks(page, "python"), start=1):

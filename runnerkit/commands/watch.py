@@ -98,6 +98,60 @@ def _picture(
         known = list(table["loader"].unique())
         loaders = ["valid" if "valid" in known else known[0]]
     table = select(table, metrics=metrics, loaders=loaders)
+    names = list(metrics) if metrics is not None else _in_order(table, monitored_metrics(runs.values()))
+    is_asked, width, height = metrics is not None, console.width, console.height
+    if not several:
+        run = next(iter(runs))
+        status = read_status(runs[run])
+        state = describe(status) if status is not None else ""
+        options: dict[str, Any] = {"is_asked": is_asked, "width": width, "height": height}
+        return _dashboard(run, table, names, by="loader", state=state, **options)
+    below = _table(compare_runs(logdir, metric=names[0], loader=loaders[0] if loaders else None), table)
+    height -= min(len(runs), _MAX_RUNS) + 3  # of the table
+    title = f"{len(runs)} runs, {' and '.join(loaders or ())}"
+    return _dashboard(title, table, names, by="run", is_asked=is_asked, width=width, height=height, below=below)
+
+
+def _in_order(table: pd.DataFrame, monitored: set[str]) -> list[str]:
+    """Return the metrics to draw as far as there is room: those of plots, others that change, constant ones."""
+    order = [*default_metrics(table, monitored), *changing_metrics(table), *table["metric"].unique()]
+    return list(dict.fromkeys(order))
+
+
+def _table(comparison: pd.DataFrame, table: pd.DataFrame) -> RenderableType:
+    """Return the best runs with what differs between them, each in the color of its curve."""
+    from rich.table import Table
+    from rich.text import Text
+
+    colors, logged = _colors(table, "run"), comparison.dropna(subset=["metric"])
+    settings = list(comparison.columns[list(comparison.columns).index("largest_epoch") + 1 :])
+    values = ["best", "best_epoch", "last"] if logged["better"].ne("").any() else ["last"]
+    listing = Table(box=None, pad_edge=False)
+    titles = {"best": f"best {logged['metric'].iloc[0]}", "best_epoch": "epoch", "last": "last"}
+    for name in ("run", *settings, *(titles[each] for each in values)):
+        listing.add_column(Text(name, "dim"), no_wrap=name == "run", overflow="fold")
+    for row in without_missing(comparison.head(_MAX_RUNS)).to_dict("records"):
+        cells = ["" if row[name] is None else row[name] for name in (*settings, *values)]
+        words = [f"{each:.4g}" if isinstance(each, float) else str(each) for each in cells]
+        listing.add_row(Text(row["run"], colors.get(row["run"], "")), *map(Text, words))
+    return listing
+
+
+def _colors(table: pd.DataFrame, column: str) -> dict[str, str]:
+    return {name: _COLORS[number % len(_COLORS)] for number, name in enumerate(table[column].unique())}
+
+
+def _dashboard(
+    title: str,
+    table: pd.DataFrame,
+    known: list[str],
+    *,
+    by: str,
+    is_asked: bool,
+    width: int,
+    height: int,
+    state: str = "",
+    below: RenderableType | None = None,
 ) -> RenderableType:
     """Draw the metrics in a grid.
 
