@@ -203,7 +203,9 @@ class _KeptUnit:
 
     unit: FSDPModule
     shards: list[nn.Parameter]
-    num_changes: int = -1
+
+    def __post_init__(self) -> None:
+        self.num_changes = self.changes_now()
 
     def changes_now(self) -> int:
         return sum(map(num_changes, self.shards))

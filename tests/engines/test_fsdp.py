@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from runnerkit import dl, utils
@@ -282,6 +282,16 @@ def train_adversaries():
     return (found[0] - found[1]).abs().max().item()
 
 
+class Gathers(TorchDispatchMode):
+    """A count of the units that were gathered."""
+
+    number = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.number += function is torch.ops.fsdp.all_gather_copy_in.default
+        return function(*args, **(kwargs or {}))
+
+
 class CountsGathers(Adversaries):
     """Notes how often weights were gathered in each batch."""
 
@@ -290,9 +300,9 @@ class CountsGathers(Adversaries):
         self.gathers, self.apart = [], []
 
     def handle_batch(self, batch):
-        with CommDebugMode() as counter:
+        with Gathers() as counter:
             super().handle_batch(batch)
-        self.gathers.append(counter.get_comm_counts()[torch.ops.c10d._allgather_base_])
+        self.gathers.append(counter.number)
 
 
 class Peeking(CountsGathers):
