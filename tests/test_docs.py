@@ -36,14 +36,15 @@ def needs(page, package):
     return any(re.search(rf"^(import|from) {package}\b", block, flags=re.MULTILINE) for block in blocks(page, "python"))
 
 
-def pages_that_run():
-    """Yield the pages with code; those that need transformers, which only the extra dev installs, are slow."""
-    for page in PAGES:
-        if blocks(page, "python"):
-            yield pytest.param(page, marks=[pytest.mark.slow] if needs(page, "transformers") else [], id=name_of(page))
+def marks_of(page):
+    """Return the mark of a page that needs transformers, which only the extra dev installs."""
+    return [pytest.mark.slow] if needs(page, "transformers") else []
 
 
-@pytest.mark.parametrize("page", pages_that_run())
+RUNNABLE = [pytest.param(page, marks=marks_of(page), id=name_of(page)) for page in PAGES if blocks(page, "python")]
+
+
+@pytest.mark.parametrize("page", RUNNABLE)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     """The Python blocks of each page run in order, in one namespace and an empty folder, with Fashion-MNIST in data."""
     monkeypatch.chdir(tmp_path)
