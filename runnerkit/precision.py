@@ -224,7 +224,8 @@ class AMP(Precision):
     def _without_unscaled(self, optimizer: Optimizer) -> Iterator[None]:
         """Let the scaler see zeros, or NaN, in place of the gradients that it unscaled for another optimizer."""
         parameters = [each for each in self.parameters(optimizer) if each.grad is not None]
-        kept = [(each, each.grad) for each in parameters if id(each) in self._unscaled_parameters]
+        shared = [each for each in parameters if id(each) in self._unscaled_parameters]
+        kept = [(each, each.grad) for each in shared if each.grad is not None]
         for each, gradient in kept:
             each.grad = gradient * 0  # not finite if the gradient is not: then this optimizer skips its step, too
         try:

@@ -37,6 +37,7 @@ def needs(page, package):
     return any(re.search(rf"^(import|from) {package}\b", block, flags=re.MULTILINE) for block in blocks(page, "python"))
 
 
+<<<<<<< HEAD
 def names_extra_vision(page):
     return re.search(r"runnerkit\[[\w,]*\bvision\b", page.read_text(encoding="utf-8")) is not None
 
@@ -46,9 +47,17 @@ def pages_that_run():
     for page in PAGES:
         if blocks(page, "python"):
             yield pytest.param(page, marks=[pytest.mark.slow] if needs(page, "transformers") else [], id=name_of(page))
+=======
+def marks_of(page):
+    """Return the mark of a page that needs transformers, which only the extra dev installs."""
+    return [pytest.mark.slow] if needs(page, "transformers") else []
+>>>>>>> item-46d
 
 
-@pytest.mark.parametrize("page", pages_that_run())
+RUNNABLE = [pytest.param(page, marks=marks_of(page), id=name_of(page)) for page in PAGES if blocks(page, "python")]
+
+
+@pytest.mark.parametrize("page", RUNNABLE)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     """The Python blocks of each page run in order, in one namespace and an empty folder, with Fashion-MNIST in data.
 

@@ -297,7 +297,7 @@ def plot(
 
     if every and metric:
         raise ValueError("pass either --all or --metric")
-    chosen = {"metrics": "all" if every else metric or None, "loaders": loader or None, "log_scale": log or ()}
+    chosen: dict[str, Any] = {"metrics": "all" if every else metric or None, "loaders": loader or None, "log_scale": log or ()}
     _print_path(plot_metrics(logdirs, path=output, **chosen), as_json)
 
 

@@ -45,8 +45,7 @@ def _comparison(table: pd.DataFrame, runs: dict[str, Path]) -> dict[str, Any]:
 
 
 def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = table.to_dict("records")
-    return rows
+    return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
 
 
 def _values(row: dict[str, Any]) -> dict[str, Any]:
