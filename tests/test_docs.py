@@ -37,21 +37,13 @@ def needs(page, package):
     return any(re.search(rf"^(import|from) {package}\b", block, flags=re.MULTILINE) for block in blocks(page, "python"))
 
 
-<<<<<<< HEAD
 def names_extra_vision(page):
     return re.search(r"runnerkit\[[\w,]*\bvision\b", page.read_text(encoding="utf-8")) is not None
 
 
-def pages_that_run():
-    """Yield the pages with code; those that need transformers, which only the extra dev installs, are slow."""
-    for page in PAGES:
-        if blocks(page, "python"):
-            yield pytest.param(page, marks=[pytest.mark.slow] if needs(page, "transformers") else [], id=name_of(page))
-=======
 def marks_of(page):
     """Return the mark of a page that needs transformers, which only the extra dev installs."""
     return [pytest.mark.slow] if needs(page, "transformers") else []
->>>>>>> item-46d
 
 
 RUNNABLE = [pytest.param(page, marks=marks_of(page), id=name_of(page)) for page in PAGES if blocks(page, "python")]
