@@ -27,7 +27,7 @@ def has_tensorboard() -> bool:
     """Return whether TensorBoard is installed, without importing it, which takes time."""
     try:
         return find_spec("tensorboard") is not None
-    except (ImportError, ValueError):  # an import hook forbids it, or a stand-in has no spec
+    except (ImportError, ValueError):  # an import hook forbids it, or a stand-in lacks a spec
         return False
 
 

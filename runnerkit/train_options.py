@@ -197,7 +197,7 @@ class TrainOptions:
 
     @cached_property
     def wants_curves_of_steps(self) -> bool:
-        """Whether the default loggers take training steps: an argument counts steps."""
+        """True if the default loggers take training steps, because an argument counts steps."""
         return any(each is not None for each in (self.log_every, self.num_steps, self.valid_every_steps))
 
     @cached_property

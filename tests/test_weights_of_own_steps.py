@@ -142,7 +142,7 @@ class ForACallback(Left):
 
 
 def of_the_user():
-    """A callback that goes backward, and is no BackwardCallback."""
+    """A callback that goes backward, but is not a BackwardCallback."""
     return at("on_batch_end", lambda runner: runner.engine.backward(runner.batch_metrics["loss"]), order=50)
 
 

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from typer.main import get_command
@@ -297,8 +297,9 @@ def plot(
 
     if every and metric:
         raise ValueError("pass either --all or --metric")
-    chosen: dict[str, Any] = {"metrics": "all" if every else metric or None, "loaders": loader or None, "log_scale": log or ()}
-    _print_path(plot_metrics(logdirs, path=output, **chosen), as_json)
+    metrics = "all" if every else metric or None
+    path = plot_metrics(logdirs, path=output, metrics=metrics, loaders=loader or None, log_scale=log or ())
+    _print_path(path, as_json)
 
 
 @app.command(epilog="Example: runnerkit watch logs/digits --metric loss --metric accuracy")

@@ -160,7 +160,7 @@ def count_steps(runner: IRunner, paces: Collection[int]) -> int | None:
 
 
 def steps_per_epoch(runner: IRunner) -> int | None:
-    """Return the optimizer steps of a whole epoch; None if a training loader has no length."""
+    """Return the optimizer steps of a whole epoch; None if a training loader does not have a length."""
     lengths = [count_batches(loader) for key, loader in runner.loaders.items() if key.startswith("train")]
     if None in lengths:
         return None

@@ -6,7 +6,7 @@ the gradient of a batch's mean loss, and w[b, r], its number of samples or its `
     sum(w[b, r] * g[b, r]) / sum(w[b, r])
 
 Engines average over processes what is backpropagated, and gradients of accumulated batches add up. So a loss is
-multiplied by a factor of the process and by a share of the batch, in `IEngine.backward`, whoever calls it, and the
+multiplied by a factor of the process and by a share of the batch, in `IEngine.backward`, for any caller, and the
 gradients are divided once: sum_b(mean_r(factor * share * g)) / divisor.
 
 - Sizes n[b, r] that all processes know, as those of map-style loaders: factor = n[b, r] / mean_r(n[b, r]),

@@ -336,7 +336,7 @@ def test_a_step_frees_only_weights_that_its_optimizer_holds(trained):
     """The maker's weights, gathered by its forward pass, are still there for its backward pass after the judge's step.
 
     In a batch the maker is gathered once, and the judge for its own loss and after its step. Weights that the user
-    changed are gathered again, whoever steps.
+    changed are gathered again, whichever optimizer steps.
     """
     (gathers, _), (_, apart) = trained["gathers"]
 
