@@ -65,5 +65,5 @@ def prediction_frame(predictions: Iterable[Any], *, index: Any = None) -> pd.Dat
                 f"index= has {len(index)} labels, but there are {len(frame)} predictions: pass the index of the rows "
                 "that the loader reads, in their order"
             )
-        frame.index = pd.Index(index)
+        frame.index = index if hasattr(index, "names") else pd.Index(index)  # which makes tuples of several levels
     return frame
