@@ -39,7 +39,7 @@ __all__ = ["CheckpointCallback"]
 
 logger = logging.getLogger(__name__)
 
-_CLOCK_STEPS = 20  # steps between two agreements on the time: each one is a broadcast
+_CLOCK_BATCHES = 20  # at least as many between two agreements on the time: each one is a broadcast
 
 
 class CheckpointCallback(ICheckpointCallback):
@@ -157,6 +157,7 @@ class CheckpointCallback(ICheckpointCallback):
         self._scored: ScoredWeights | None = None  # of the loader's last evaluation in this epoch
         self._is_due = self._is_validated = False
         self._saved_at = 0.0
+        self._next_look = 0  # at the clock: the same `batch_step` on all ranks
         # The checkpoint at the place where a limit ended the run within an epoch, the path of one in another folder; ""
         # if the loader lacks a position.
         self._cut_at: str | None = None
@@ -191,7 +192,7 @@ class CheckpointCallback(ICheckpointCallback):
         reason = next((name for name, interval in often.items() if interval), None)
         if reason is not None and self.mode == "runner":
             check_positions(runner, reason=reason)
-        self._saved_at = time.monotonic()
+        self._saved_at, self._next_look = time.monotonic(), runner.batch_step + _CLOCK_BATCHES
         if self.resume_model is not None and runner.stage_key == next(iter(runner.stages)):
             run_state.load_weights_from(runner, find_weights(self.resume_model, which="last"))
 
@@ -233,8 +234,10 @@ class CheckpointCallback(ICheckpointCallback):
     def _is_time(self, runner: IRunner) -> bool:
         if self.every_steps is not None and is_due(runner, self.every_steps):
             return True
-        if self.every_minutes is None or runner.batch_step % _CLOCK_STEPS:
+        # Not each step ends at a multiple: one of two batches, in an epoch that begins after an odd number, never does.
+        if self.every_minutes is None or runner.batch_step < self._next_look:
             return False
+        self._next_look = runner.batch_step + _CLOCK_BATCHES
         # Every rank must enter, at the same step: this broadcasts.
         return runner.engine.broadcast_object(time.monotonic() - self._saved_at >= 60 * self.every_minutes)
 

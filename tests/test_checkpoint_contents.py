@@ -19,6 +19,7 @@ from runnerkit.checkpoints.folder import CheckpointFolder, find_checkpoint
 from runnerkit.checkpoints.plain_state import as_plain, copied
 from runnerkit.commands.cli import main
 from runnerkit.storage.checksum import sha256_of
+from tests.interrupt import at
 from tests.tiny import loader, mlp, sgd, train
 
 
@@ -309,3 +310,16 @@ def test_what_is_set_after_the_callback_was_made_counts(tmp_path):
     names = {each.name for each in (tmp_path / "elsewhere").iterdir()}
     assert "last.pth" in names and "best.pth" not in names and not (tmp_path / "logs" / "checkpoints").exists()
     assert len([each for each in names if each.startswith("model.")]) == 5  # the best three, and the last two
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2, 3])
+def test_every_minutes_saves_in_each_epoch_whatever_a_step_accumulates(tmp_path, accumulation_steps):
+    """Steps of two batches, in an epoch that begins after an odd number of batches, all end at odd numbers."""
+    kept = set()
+    checkpoint = dl.CheckpointCallback(tmp_path, every_minutes=1e-9)
+    note = at("on_step_end", lambda _: kept.update(path.name for path in checkpoint.folder.glob("model.*.*.pth")), order=100)
+
+    batches = {"train": loader(49, 1)}
+    train(callbacks=[checkpoint, note], loaders=batches, accumulation_steps=accumulation_steps, num_epochs=2)
+
+    assert {name.split(".")[1] for name in kept} == {"0001", "0002"}
