@@ -27,7 +27,6 @@ from runnerkit.resume.loader_place import check_positions, knows_position
 from runnerkit.resume.scored_weights import ScoredWeights
 from runnerkit.resume.snapshot import Snapshot
 from runnerkit.steps.budget import ends_within_epoch, is_epoch_left
-from runnerkit.steps.learning import is_due
 from runnerkit.storage.remote.urls import local_path
 from runnerkit.support.arguments import check_integers, check_numbers, check_paths, check_strings
 from runnerkit.types import StateDict
@@ -232,7 +231,7 @@ class CheckpointCallback(ICheckpointCallback):
                 self._stop.end(runner, stop, why_not=why_not)
 
     def _is_time(self, runner: IRunner) -> bool:
-        if self.every_steps is not None and is_due(runner, self.every_steps):
+        if self.every_steps is not None and runner.gradient_step.is_due(runner, self.every_steps):
             return True
         # Not each step ends at a multiple: one of two batches, in an epoch that begins after an odd number, never does.
         if self.every_minutes is None or runner.batch_step < self._next_look:

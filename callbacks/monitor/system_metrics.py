@@ -30,7 +30,7 @@ _COUNTED = ("cuda", "xpu")  # GPUs whose peak memory torch counts
 
 
 class SystemMetricsCallback(LoaderStateCallback["_Times"]):
-    """Log system metrics of the whole job, for each loader and every ``log_every`` training steps.
+    """Log system metrics of the whole job, for each loader and every ``log_every`` optimizer steps.
 
     - ``_system/samples_per_s``: samples of all processes, divided by the mean time of a process.
     - ``_system/step_s``: time of a batch, from the wait for it to the optimizer step; mean over processes.
@@ -98,7 +98,7 @@ class SystemMetricsCallback(LoaderStateCallback["_Times"]):
         times.waiting_since = now
         if self._counter is not None:
             self._take_count(runner)
-        if runner.is_train_loader and runner.batch_step % runner.log_every == 0:
+        if runner.is_train_loader and runner.gradient_step.is_due(runner, runner.log_every):
             runner.batch_metrics.update(self._since_log(runner, times))
 
     def on_step_end(self, runner: IRunner) -> None:

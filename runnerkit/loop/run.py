@@ -18,7 +18,6 @@ from runnerkit.passes.required_metrics import check_required_metrics
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.seeding.generators import keep_rng
 from runnerkit.steps.budget import is_evaluated_next, is_over
-from runnerkit.steps.learning import is_due
 from runnerkit.types import Batch
 
 if TYPE_CHECKING:
@@ -100,13 +99,14 @@ class Run(ProcessState):
 
     def _run_pass(self, runner: IRunner, key: str) -> None:
         current, stage = Pass.begin(runner, key), self.stage
+        step = current.gradient_step
         with torch.set_grad_enabled(runner.is_train_loader):
             self.emit("on_loader_start", runner)
             for batch in current.batches(runner):
                 self.run_batch(runner, batch)
-                if runner.is_train_loader and current.gradient_step.stepped_at == runner.batch_step:
+                if runner.is_train_loader and step.stepped_at == runner.batch_step:
                     every = runner.valid_every_steps
-                    if every is not None and is_due(runner, every) and not is_evaluated_next(runner):
+                    if every is not None and step.is_due(runner, every) and not is_evaluated_next(runner):
                         self._validate(runner)
                     for listener in stage.listeners["on_step_end"]:
                         listener(runner)

@@ -214,6 +214,15 @@ class GradientStep(ProcessState):
         share: float | Tensor = weight / units.weight
         return share
 
+    def is_due(self, runner: IRunner, every: int) -> bool:
+        """Return whether the current batch reaches a multiple of `every` optimizer steps; from their own order on.
+
+        A step that ``handle_batch`` made without ``learn`` is counted after the batch's callbacks.
+        """
+        if self.stepped_at == runner.batch_step:
+            return runner.optimizer_step % every < self.num_steps
+        return not self.has_steppers and (runner.optimizer_step + 1) % every == 0
+
     def check(self, runner: IRunner) -> None:
         """Warn if the first batch of a pass needs other weights than its number of samples."""
         is_weighted = runner.batch_weight is not None

@@ -175,11 +175,6 @@ def _is_bad(loss: float, runner: IRunner) -> bool:
     return math.isnan(loss) or (math.isinf(loss) and not runner.engine.precision.skips_steps)
 
 
-def is_due(runner: IRunner, every: int) -> bool:
-    """Return whether the last batch reached a multiple of `every` optimizer steps."""
-    return runner.optimizer_step % every < runner.gradient_step.num_steps
-
-
 def gradients_of(optimizer: Any) -> list[Tensor]:
     """Return the gradients of an optimizer's parameters."""
     return [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from benchmarks.calls import calls_per_step
@@ -105,6 +106,58 @@ def test_every_so_many_steps_there_are_the_numbers_since_the_last(clock):
     assert on_clock(runner.epoch_metrics["train"]) == pytest.approx(slow)
 
 
+def test_with_accumulation_the_logged_steps_have_the_numbers_of_all_their_batches(clock):
+    """Steps of two batches end at batches 2, 3, 5 and 6: the second and the fourth are logged, each with three."""
+    log = Kept()
+
+    waits = {"train": [0.1, 0.2, 0.3]}
+    paced(clock, waits, loggers={"log": log}, log_every=2, accumulation_steps=2, num_epochs=2)
+
+    expected = {"samples_per_s": 12 / 0.9, "step_s": 0.3, "data_wait_share": 2 / 3}
+    assert [number for number, _ in log.steps] == [3, 6]
+    assert all(on_clock(metrics) == pytest.approx(expected) for _, metrics in log.steps)
+
+
+class OwnSteps(dl.SupervisedRunner):
+    """A runner that makes two steps in each batch with `learn`."""
+
+    steps_itself, steps_per_batch = True, 2
+
+    def handle_batch(self, batch):
+        for _ in range(2):
+            self.learn(nn.functional.cross_entropy(self.model(batch["features"]), batch["targets"]))
+
+
+class StepsByHand(OwnSteps):
+    """A runner that makes one step in each batch without `learn`."""
+
+    steps_per_batch = 1
+
+    def handle_batch(self, batch):
+        if self.is_train_loader:
+            self.optimizer.zero_grad()
+            nn.functional.cross_entropy(self.model(batch["features"]), batch["targets"]).backward()
+            self.optimizer.step()
+
+
+@pytest.mark.parametrize(("kind", "logged"), [(OwnSteps, [2, 3, 5]), (StepsByHand, [3])])
+def test_logged_steps_that_handle_batch_makes_have_the_numbers(kind, logged):
+    """Five batches make ten steps with `learn`, and five without; every third is logged."""
+    log = Kept()
+
+    monitored(
+        dl.SystemMetricsCallback(),
+        runner=kind(),
+        criterion=None,
+        loaders={"train": batches(5, 4)},
+        loggers={"log": log},
+        log_every=3,
+    )
+
+    assert [number for number, _ in log.steps] == logged
+    assert all(system(metrics).keys() >= {*CLOCK_METRICS} for _, metrics in log.steps)
+
+
 def test_a_validation_within_the_epoch_has_its_own_numbers(clock):
     """A validation does not count as training time, nor as waiting for training data."""
     runner = paced(clock, {"train": [0.1] * 4, "valid": [0.9] * 2}, valid_every_steps=2)
@@ -141,7 +194,7 @@ def test_the_numbers_are_those_of_the_whole_job(clock, monkeypatch):
     callbacks = [dl.SystemMetricsCallback(peak_flops=1000.0, flops_per_sample=30.0) for _ in range(2)]
     sizes = (6, 2)
     runners = [
-        make_runner(engine=engine, batch_size=size, batch_step=1, log_every=10)
+        make_runner(engine=engine, batch_size=size, batch_step=1, optimizer_step=0, log_every=10)
         for engine, size in zip(ranks.engines, sizes, strict=True)
     ]
     seen(callbacks[0], runners[0], clock, waiting=0.5, working=0.5)
@@ -178,7 +231,7 @@ def test_two_real_processes_count_the_samples_of_both():
 def test_single_steps_of_two_processes_count_the_samples_of_both(clock):
     """Rank zero logs them without communication."""
     ranks = Ranks(2)
-    runner = make_runner(engine=ranks.engines[0], batch_size=4, batch_step=10, log_every=10)
+    runner = make_runner(engine=ranks.engines[0], batch_size=4, batch_step=10, optimizer_step=9, log_every=10)
 
     seen(dl.SystemMetricsCallback(), runner, clock, waiting=0.25, working=0.25, num_batches=1)
 
@@ -221,7 +274,7 @@ def gpu_runner(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**30)
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: next(percents))
     engine = SimpleNamespace(device=SimpleNamespace(type="cuda"), num_processes=1, rank=0, compile_arguments=None)
-    return make_runner(engine=engine, batch_size=4, batch_step=10, log_every=10)
+    return make_runner(engine=engine, batch_size=4, batch_step=10, optimizer_step=9, log_every=10)
 
 
 def test_a_gpu_has_its_memory_and_utilisation(gpu_runner, clock):
@@ -290,14 +343,14 @@ def test_an_exception_while_flops_are_counted_ends_the_count():
     assert _len_torch_dispatch_stack() == 0
 
 
-def test_a_step_costs_three_calls_and_three_looks_at_the_clock():
+def test_a_step_costs_four_calls_and_three_looks_at_the_clock():
     """Runs without the callback cost nothing."""
 
     def run(num_steps, *callbacks):
         monitored(dl.Callback(), *callbacks, loaders={"train": batches(num_steps, 4)}, log_every=1000)
 
     alone = calls_per_step(run)
-    assert calls_per_step(lambda num_steps: run(num_steps, dl.SystemMetricsCallback())) == alone + 6
+    assert calls_per_step(lambda num_steps: run(num_steps, dl.SystemMetricsCallback())) == alone + 7
 
 
 def test_flops_that_cannot_be_counted_are_asked_for():
