@@ -16,7 +16,7 @@ from runnerkit.callback import (
     ISchedulerCallback,
 )
 from runnerkit.callbacks import BackwardCallback, CriterionCallback, OptimizerCallback, SchedulerCallback
-from runnerkit.callbacks.training.scheduler import wants_argument
+from runnerkit.callbacks.training.scheduler import needs_argument
 from runnerkit.engine import IEngine
 from runnerkit.errors import UnknownKeyError
 from runnerkit.train import Runner
@@ -96,7 +96,7 @@ class SupervisedRunner(Runner):
                 callbacks["_optimizer"] = OptimizerCallback(self.loss_key)
         # A scheduler of any class is stepped.
         if self.scheduler is not None and not holds(callbacks, ISchedulerCallback):
-            counts_steps = is_maker(self._given.scheduler) and not wants_argument(self.scheduler)
+            counts_steps = is_maker(self._given.scheduler) and not needs_argument(self.scheduler)
             callbacks["_scheduler"] = SchedulerCallback(mode="batch" if counts_steps else None)
         return callbacks
 

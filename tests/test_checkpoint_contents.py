@@ -239,7 +239,7 @@ def checkpoint_of_old(folder, name, value, **what):
     index = (folder / "index.json").read_text().replace(record.sha256, sha256_of(folder / name))
     size = (folder / name).stat().st_size
     (folder / "index.json").write_text(index.replace(f'"size_bytes": {record.size_bytes}', f'"size_bytes": {size}'))
-    CheckpointFolder(folder).point("last", record)
+    CheckpointFolder(folder).set_alias("last", record)
 
 
 def test_what_is_wrong_with_checkpoints_is_told_apart(tmp_path, capsys, caplog):
@@ -251,7 +251,7 @@ def test_what_is_wrong_with_checkpoints_is_told_apart(tmp_path, capsys, caplog):
         find_checkpoint(tmp_path)
 
     weights = CheckpointFolder(folder).add("model.0001.pth", {"weight": torch.zeros(1)}, **SAVED | {"kind": "model"})
-    CheckpointFolder(folder).point("last", weights)
+    CheckpointFolder(folder).set_alias("last", weights)
     with pytest.raises(FileNotFoundError, match=r"its checkpoints hold weights only \(mode='model'\)$"):
         find_checkpoint(tmp_path)
     assert main(["doctor", str(tmp_path)]) == 0
@@ -317,7 +317,9 @@ def test_every_minutes_saves_in_each_epoch_whatever_a_step_accumulates(tmp_path,
     """Steps of two batches, in an epoch that begins after an odd number of batches, all end at odd numbers."""
     kept = set()
     checkpoint = dl.CheckpointCallback(tmp_path, every_minutes=1e-9)
-    note = at("on_step_end", lambda _: kept.update(path.name for path in checkpoint.folder.glob("model.*.*.pth")), order=100)
+    note = at(
+        "on_step_end", lambda _: kept.update(path.name for path in checkpoint.folder.glob("model.*.*.pth")), order=100
+    )
 
     batches = {"train": loader(49, 1)}
     train(callbacks=[checkpoint, note], loaders=batches, accumulation_steps=accumulation_steps, num_epochs=2)

@@ -72,7 +72,7 @@ class SchedulerCallback(ISchedulerCallback):
         self._after: Any = None  # the one after the warmup, or the scheduler itself
         self._hooks: list[Any] = []
         self._filter: Any = None
-        self._wants: dict[int, str | None] = {}  # by id of the scheduler, or of the one after the warmup
+        self._arguments: dict[int, str | None] = {}  # by id of the scheduler, or of the one after the warmup
 
     def on_stage_start(self, runner: IRunner) -> None:
         # torch marks the optimizer's `step` when a scheduler is constructed; pickling loses the mark. catch_warnings at
@@ -84,7 +84,7 @@ class SchedulerCallback(ISchedulerCallback):
             have = sorted(schedulers) if schedulers else "none"
             raise UnknownKeyError(f"SchedulerCallback needs scheduler {self.scheduler_key!r}; the runner has {have}")
         self._follow(schedulers[self.scheduler_key or ""], runner)
-        if self._wants_of(self._after) == "metrics":
+        if self._argument_of(self._after) == "metrics":
             self._choose_metric(runner)  # raises before training
         found = runner.current_run.resume_point.found
         if found is None or found.is_restored:  # else the checkpoint's schedule continues
@@ -139,14 +139,14 @@ class SchedulerCallback(ISchedulerCallback):
             again = partial(self._step_before_another, runner)
             self._hooks = [optimizer.register_step_pre_hook(again), optimizer.register_step_post_hook(self._note_step)]
         self._follows_optimizer = bool(self._hooks)
-        self._wants.clear()
+        self._arguments.clear()
 
     def _unfollow(self) -> None:
         for each in self._hooks:
             each.remove()
         self._scheduler, self._hooks = None, []
 
-    def _turn(self, runner: IRunner) -> tuple[Any, bool]:
+    def _current(self, runner: IRunner) -> tuple[Any, bool]:
         """Return the scheduler to step now, and whether it steps after each optimizer step."""
         scheduler = as_dict(runner.scheduler)[self.scheduler_key or ""]
         if not isinstance(scheduler, WarmupLR):
@@ -159,22 +159,22 @@ class SchedulerCallback(ISchedulerCallback):
     def _step_before_another(self, runner: IRunner, *_: Any) -> None:
         if not self._optimizer_stepped or not runner.is_within_loader:  # the first step of the batch
             return
-        scheduler, is_per_batch = self._turn(runner)
+        scheduler, is_per_batch = self._current(runner)
         if self._updates:
             scheduler.step_update(num_updates=runner.stage_optimizer_step)
-        if is_per_batch and self._wants_of(scheduler) != "metrics":
+        if is_per_batch and self._argument_of(scheduler) != "metrics":
             self._step(scheduler, runner, None)
 
     def on_batch_end(self, runner: IRunner) -> None:
         if not self._is_ever_per_batch or not runner.is_train_loader:
             return
         stepped, self._optimizer_stepped = self._optimizer_stepped or not self._follows_optimizer, False
-        scheduler, is_per_batch = self._turn(runner)
+        scheduler, is_per_batch = self._current(runner)
         if self._updates and stepped:
             scheduler.step_update(num_updates=runner.stage_optimizer_step)
         if is_per_batch and stepped:
             metric = runner.batch_metrics.get(self.metric_key or "loss")
-            if runner.engine.num_processes > 1 and self._wants_of(scheduler) == "metrics":
+            if runner.engine.num_processes > 1 and self._argument_of(scheduler) == "metrics":
                 metric = _mean_over_processes(metric, runner)
             self._step(scheduler, runner, metric)
 
@@ -183,10 +183,10 @@ class SchedulerCallback(ISchedulerCallback):
             self.on_batch_end(runner)
 
     def on_epoch_end(self, runner: IRunner) -> None:
-        scheduler, is_per_batch = self._turn(runner)
+        scheduler, is_per_batch = self._current(runner)
         if is_per_batch or not any(key.startswith("train") for key in runner.epoch_metrics):
             return
-        if self._wants_of(scheduler) != "metrics" or self._choose_metric(runner)[0] in runner.epoch_metrics:
+        if self._argument_of(scheduler) != "metrics" or self._choose_metric(runner)[0] in runner.epoch_metrics:
             self._step(scheduler, runner, None)
 
     def on_stage_end(self, runner: IRunner) -> None:
@@ -203,18 +203,18 @@ class SchedulerCallback(ISchedulerCallback):
     def _step(self, scheduler: Any, runner: IRunner, metric: Any) -> None:
         if scheduler is None:  # no scheduler after the warmup
             return
-        wants = self._wants_of(scheduler)
-        if wants == "metrics":
+        argument = self._argument_of(scheduler)
+        if argument == "metrics":
             scheduler.step(self._epoch_metric(runner) if metric is None else metric)
-        elif wants == "epoch":
+        elif argument == "epoch":
             scheduler.step(runner.stage_epoch_step)
         else:
             scheduler.step()
 
-    def _wants_of(self, scheduler: Any) -> str | None:
-        if id(scheduler) not in self._wants:
-            self._wants[id(scheduler)] = _wants(scheduler)
-        return self._wants[id(scheduler)]
+    def _argument_of(self, scheduler: Any) -> str | None:
+        if id(scheduler) not in self._arguments:
+            self._arguments[id(scheduler)] = _required_argument(scheduler)
+        return self._arguments[id(scheduler)]
 
     def _epoch_metric(self, runner: IRunner) -> float:
         loader_key, metric_key = self._choose_metric(runner)
@@ -233,9 +233,9 @@ def _judge(runner: IRunner) -> ICheckpointCallback | None:
     return next((each for each in savers if each.metric_key is not None), None)
 
 
-def wants_argument(scheduler: Any) -> bool:
+def needs_argument(scheduler: Any) -> bool:
     """Return whether ``step`` needs a metric (ReduceLROnPlateau) or an epoch (timm), and so is not for each step."""
-    return not isinstance(scheduler, dict | WarmupLR) and _wants(scheduler) is not None
+    return not isinstance(scheduler, dict | WarmupLR) and _required_argument(scheduler) is not None
 
 
 def _mean_over_processes(metric: Any, runner: IRunner) -> Any:
@@ -248,7 +248,7 @@ def _mean_over_processes(metric: Any, runner: IRunner) -> Any:
     return total / count if count else None
 
 
-def _wants(scheduler: Any) -> str | None:
+def _required_argument(scheduler: Any) -> str | None:
     """Return the argument that ``step`` needs: "metrics", "epoch" or None."""
     if scheduler is None:
         return None

@@ -195,7 +195,7 @@ class Pass(ProcessState):
 
 
 @contextmanager
-def aside(runner: IRunner) -> Iterator[None]:
+def restoring_pass(runner: IRunner) -> Iterator[None]:
     """Let second passes run, and return to the pass under way, or to the runner as it was before its first loader.
 
     A second pass is a second object, but users' code reads its batch, loader and metrics as attributes of the runner.

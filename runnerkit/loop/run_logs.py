@@ -13,7 +13,7 @@ from runnerkit.callback import ICheckpointCallback
 from runnerkit.logger import ILogger, Scope, Step, StepQueue, takes
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.environment import describe_environment
-from runnerkit.loop.stop_signals import heeded
+from runnerkit.loop.stop_signals import handling_stop_signals
 from runnerkit.storage import claims
 from runnerkit.storage.remote.urls import url_of
 from runnerkit.support.redaction import redacted
@@ -199,7 +199,7 @@ class RunLogs(ProcessState):
 def _release(runner: IRunner, release: Callable[[], None]) -> None:
     asked: list[int] = []
     try:
-        with heeded(asked.append):  # the last checkpoint may be on its way to a store
+        with handling_stop_signals(asked.append):  # the last checkpoint may be on its way to a store
             release()
     except Exception as error:
         if runner.exception is None:

@@ -18,7 +18,7 @@ from runnerkit.models.evaluation_weights import EvaluationWeights
 from runnerkit.models.modes import TrainingModes
 from runnerkit.seeding.generators import derive_seed, set_global_seed
 from runnerkit.steps import step_watch
-from runnerkit.steps.budget import Budget, accumulation_of, budget_of, count_steps, paces_of
+from runnerkit.steps.budget import Budget, accumulation_of, all_accumulation_steps, budget_of, count_steps
 from runnerkit.steps.gradient_step import WeightUnits
 from runnerkit.support.torch_internals import inner_schedulers
 from runnerkit.types import as_dict, like
@@ -212,7 +212,7 @@ class Stage(ProcessState):
         for each in steppers:
             own = each.own_accumulation_steps
             each.accumulation_steps = own if own > 1 else runner.accumulation_steps
-        told, self.num_steps = self.num_steps, count_steps(runner, paces_of(runner))
+        told, self.num_steps = self.num_steps, count_steps(runner, all_accumulation_steps(runner))
         if self.has_told_steps and told != self.num_steps:
             raise ValueError(
                 f"num_steps was {told} when the scheduler was made, but the OptimizerCallback accumulates "
@@ -228,7 +228,7 @@ class Stage(ProcessState):
         checks.warn_of_misspelt(runner, map(innermost, new))
         for callback in active(runner, new):
             known.append(callback)
-            if runner.current_run.hears(callback, "on_experiment_start"):
+            if runner.current_run.receives(callback, "on_experiment_start"):
                 callback.on_experiment_start(runner)
 
 

@@ -95,7 +95,7 @@ def is_epoch_left(runner: IRunner) -> bool:
     return runner.stage_epoch_step < _or_infinite(runner.stage_epoch_len) and not is_over(runner)
 
 
-def words_of_end(runner: IRunner) -> str:
+def describe_end(runner: IRunner) -> str:
     """Describe the progress towards each limit, and the argument to raise."""
     done = {
         "num_epochs": runner.stage_epoch_step,
@@ -170,10 +170,10 @@ def _steps_in(num_batches: int, paces: Collection[int]) -> int:
 
 def accumulation_of(runner: IRunner) -> int:
     """Return how many batches the stage's optimizer callbacks accumulate, the fewest if they differ."""
-    return min(paces_of(runner))
+    return min(all_accumulation_steps(runner))
 
 
-def paces_of(runner: IRunner) -> set[int]:
+def all_accumulation_steps(runner: IRunner) -> set[int]:
     """Return how many batches each of the stage's optimizer callbacks accumulates."""
     return {each.accumulation_steps for each in optimizer_callbacks(runner.callbacks)} or {1}
 
