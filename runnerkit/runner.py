@@ -214,7 +214,10 @@ class IRunner(IListener):
         return None
 
     def get_scheduler(self, stage: str, optimizer: Any) -> Scheduler | None:
-        """Return the learning-rate scheduler of `optimizer`, several by key, or None."""
+        """Return the learning-rate scheduler of `optimizer`, several by key, or None.
+
+        It is called again if the callbacks accumulate batches, so that `num_steps` is another number than before.
+        """
         return None
 
     def get_callbacks(self, stage: str) -> dict[str, ICallback]:
@@ -349,7 +352,6 @@ class IRunner(IListener):
     @final
     def num_steps(self) -> int | None:
         """Optimizer steps of the current stage, known before its scheduler is made."""
-        self.current_run.stage.has_told_steps = True
         return self.current_run.stage.num_steps
 
     @property

@@ -210,6 +210,7 @@ class Runner(IRunner):
     def get_scheduler(self, stage: str, optimizer: Any) -> Scheduler | None:
         given = as_dict(self._given.scheduler)
         if not any(map(is_maker, given.values())):
+            self.current_run.stage.schedule_counts_steps = False
             return self._given.scheduler
         optimizers = as_dict(optimizer)
         missing = sorted(given.keys() - optimizers.keys())

@@ -131,13 +131,12 @@ def finish_batch(runner: IRunner) -> None:
         step.num_steps = 1
         runner.optimizer_step += 1
         runner.stage_optimizer_step += 1
-    elif runner.current_run.stage.has_told_steps and step.num_steps != runner.steps_per_batch:
-        told = runner.current_run.stage.num_steps
+    elif step.num_steps != runner.steps_per_batch and runner.current_run.stage.schedule_counts_steps:
         raise ValueError(
-            f"num_steps was {told} when the scheduler was made, with {runner.steps_per_batch} steps in each batch, but "
-            f"learn() made {step.num_steps} in batch {runner.loader_batch_step} of loader "
-            f"{runner.loader_key!r}: set steps_per_batch in the runner's class, or override get_scheduler and use "
-            "your own number"
+            f"num_steps was {runner.num_steps} when the scheduler was made, with {runner.steps_per_batch} steps in "
+            f"each batch, but learn() made {step.num_steps} in batch {runner.loader_batch_step} of loader "
+            f"{runner.loader_key!r}: set steps_per_batch in the runner's class; if the number differs between batches, "
+            "pass train() a scheduler that is not for a number of steps, made before the run"
         )
 
 
