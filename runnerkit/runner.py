@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, Self, final
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, final
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from runnerkit.logger import ILogger, Step
 from runnerkit.loop import media
 from runnerkit.loop.hooks import call_hook
 from runnerkit.loop.loader_pass import Pass
-from runnerkit.loop.own_names import check_names
+from runnerkit.loop.own_names import OwnAttribute, check_names
 from runnerkit.loop.run import Run
 from runnerkit.resume.overrides import Source
 from runnerkit.steps import learning
@@ -90,7 +90,7 @@ class IRunner(IListener):
         self._given_engine = engine
         self._seed = 42
         self._hparams: dict[str, Any] = {}
-        self.current_run = Run()
+        self._current_run = Run()
         # Settings: written by the user, or by train().
         self.valid_every_steps: int | None = None
         self.epoch_steps: int | None = None
@@ -113,7 +113,7 @@ class IRunner(IListener):
 
     def _reset(self) -> None:
         """Forget the last run."""
-        self.current_run = self.current_run.renewed()
+        self._current_run = self._current_run.renewed()
         # Written by `Stage`.
         self.stage_key = ""
         self.stage_epoch_len: int | None = None
@@ -151,6 +151,7 @@ class IRunner(IListener):
     _num_epochs: int | None = 1  # a subclass may set it before __init__
     steps_itself = False
     steps_per_batch = 1
+    current_run: Run = cast(Any, OwnAttribute("current_run"))
 
     @property
     def device(self) -> torch.device:

@@ -167,7 +167,7 @@ class Runner(IRunner):
         del arguments["self"]
         options = TrainOptions(**arguments)  # raises before this runner changes
         self._given = _Given(loaders, criterion, optimizer, scheduler, options.all_callbacks, options.all_loggers)
-        self._given_engine, self.current_run = options.chosen_engine, Run(resume_point=options.resume_point)
+        self._given_engine, self._current_run = options.chosen_engine, Run(resume_point=options.resume_point)
         self._num_epochs, self._budget = options.budget.num_epochs, options.budget
         self._seed, self._hparams = seed, dict(hparams or {})
         self.model, self.criterion, self.optimizer, self.scheduler = model, criterion, optimizer, scheduler
@@ -322,7 +322,7 @@ class Runner(IRunner):
         worker = copy.copy(runner)
         worker.criterion = worker.optimizer = worker.scheduler = None
         worker._given, worker._given_engine, worker._own_engine = _Given(), None, None
-        worker.current_run = Run()
+        worker._current_run = Run()
         worker._reset()
         return worker
 
@@ -366,5 +366,5 @@ class Runner(IRunner):
             trained_with=self._given.callbacks,
         )  # fmt: skip
         with hooks.entered():
-            self.valid_every_steps, self._seed, self.current_run = None, seed, Run(hooks)
+            self.valid_every_steps, self._seed, self._current_run = None, seed, Run(hooks)
             return evaluate(self)
