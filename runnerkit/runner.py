@@ -198,7 +198,7 @@ class IRunner(IListener):
 
     @abstractmethod
     def get_loaders(self, stage: str) -> dict[str, Any]:
-        """Return loaders by key, not sharded: the engine gives each process its shard."""
+        """Return loaders by key, whole: the engine gives each process its share."""
 
     def get_model(self, stage: str) -> Model:
         """Return the model, or several by key."""

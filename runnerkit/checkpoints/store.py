@@ -30,6 +30,9 @@ class CheckpointStore:
         judge: of the best checkpoint; None: the one that judged those in the folder, if any.
         topk: number of best checkpoints to keep.
         save_last, save_best: which of the two names to create.
+
+    Attributes:
+        folder: of the files; it, `topk`, `save_last` and `save_best` may be set until the run starts.
     """
 
     def __init__(self, logdir: Path, judge: Judge | None, *, topk: int, save_last: bool, save_best: bool) -> None:

@@ -53,7 +53,7 @@ class LoaderWrapper(OuterLoader, ABC):
         self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop",
         endless: bool = False,
     ) -> Self:  # fmt: skip
-        """Return a copy around one process's shard; see :func:`runnerkit.sampling.sharding.shard_loader`."""
+        """Return a copy around one process's share; see :func:`runnerkit.sampling.sharding.shard_loader`."""
         place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed}
         share = shard_loader(self.origin, key=key, training=training, endless=endless, **place)
         return self._with_origin(share)
