@@ -63,8 +63,8 @@ class IRunner(IListener):
         batch_metrics: () tensors or numbers of this batch on this rank; their means become `loader_metrics`.
         loader_metrics, epoch_metrics, experiment_metrics: Python floats over all processes: {metric: value},
             {loader: {metric: value}}, {epoch: {loader: {metric: value}}}.
-        need_early_stop: ends the loader if set in an event of its batches; in another event, it ends the stage after the
-            epoch (docs/loop.md has a table).
+        need_early_stop: ends the loader if set in an event of its batches; in another event, it ends the stage after
+            the epoch (docs/loop.md has a table).
         exception: the exception that ended the run, if any.
         valid_every_steps: also evaluate each time this many optimizer steps were taken; None evaluates once per epoch.
         epoch_steps: training batches per process in an epoch, which continues where the previous one ended; None is a
