@@ -19,9 +19,9 @@ from runnerkit.models.evaluation_weights import EvaluationWeights
 from runnerkit.models.modes import TrainingModes
 from runnerkit.resume.overrides import options_of, put_options
 from runnerkit.seeding.generators import derive_seed, set_global_seed
-from runnerkit.steps import step_watch
 from runnerkit.steps.budget import Budget, all_accumulation_steps, budget_of, count_steps
 from runnerkit.steps.gradient_step import WeightUnits
+from runnerkit.steps.step_watch import StepWatch
 from runnerkit.support.torch_internals import inner_schedulers
 from runnerkit.types import as_dict, like
 
@@ -61,7 +61,7 @@ class Stage(ProcessState):
         self.autocast: AbstractContextManager[Any] = nullcontext()
         self.listeners = Listeners()
         self.known_callbacks: list[ICallback] = []
-        self.step_watch: step_watch.StepWatch | None = None
+        self.step_watch: StepWatch | None = None
         self.budget = Budget(num_epochs=1)
         self.may_end_early = False
         self.num_steps: int | None = None
@@ -109,7 +109,7 @@ class Stage(ProcessState):
             set_global_seed(derive_seed(runner.seed, "rank", rank))
         self._start_callbacks(runner)
         self.listeners.bind(runner, runner.callbacks.values())
-        self.step_watch = step_watch.watch_of_stage(runner)
+        self.step_watch = StepWatch.of_stage(runner)
         return True
 
     def close(self, runner: IRunner) -> None:
