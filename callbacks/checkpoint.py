@@ -201,7 +201,11 @@ class CheckpointCallback(ICheckpointCallback):
             raise ValueError("trainable_only=True hashes frozen parameters, which no process holds with init='meta'")
         if self.mode == "runner":
             self._stop.listen()
-        often = {name: getattr(self, name) for name in ("every_steps", "every_minutes", "max_hours")}
+        often: dict[str, float | None] = {
+            "every_steps": self.every_steps,
+            "every_minutes": self.every_minutes,
+            "max_hours": self.max_hours,
+        }
         if self.loader_key is not None:
             often["valid_every_steps"] = runner.valid_every_steps
         reason = next((name for name, interval in often.items() if interval), None)

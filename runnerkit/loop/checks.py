@@ -26,7 +26,7 @@ from torch.utils.data import (
 from runnerkit.callback import EVENTS, ICallback, ICheckpointCallback, IListener, innermost
 from runnerkit.sampling.feed import dataset_of, samplers_of
 from runnerkit.sampling.sharding import count_batches, share_of
-from runnerkit.types import as_dict
+from runnerkit.types import as_dict, groups_of
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -300,7 +300,7 @@ def check_scheduler(scheduler: Any, optimizer: Any) -> None:
                 f"scheduler is the class {each.__name__}; pass an instance of it, or a function of the optimizer and "
                 "the number of steps"
             )
-    groups = {id(group) for each in as_dict(optimizer).values() for group in getattr(each, "param_groups", [])}
+    groups = {id(group) for each in as_dict(optimizer).values() for group in groups_of(each)}
     for key, each in as_dict(scheduler).items():
         own = getattr(each, "optimizer", None)
         if groups and isinstance(own, Optimizer) and not any(id(group) in groups for group in own.param_groups):

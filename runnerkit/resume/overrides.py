@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from runnerkit.support.torch_internals import INNER_SCHEDULERS
-from runnerkit.types import StateDict
+from runnerkit.types import StateDict, groups_of
 from runnerkit.warmup import WarmupLR
 
 Source: TypeAlias = Literal["checkpoint", "arguments"]
@@ -44,7 +44,7 @@ def options_of(optimizer: Any) -> list[dict[str, Any]]:
 
 def put_options(optimizer: Any, options: list[dict[str, Any]]) -> None:
     """Restore the options from :func:`options_of`; the optimizer's state, such as its momentum, is kept."""
-    for group, own in zip(getattr(optimizer, "param_groups", []), options, strict=False):
+    for group, own in zip(groups_of(optimizer), options, strict=False):
         group.update(own)
 
 
