@@ -273,7 +273,7 @@ def test_a_schedule_is_made_for_what_the_callbacks_accumulate(accumulation_steps
 
 
 def test_to_read_the_number_of_steps_changes_nothing():
-    """A schedule that does not depend on it keeps a run from nothing, whoever looks at it."""
+    """A run whose schedule does not depend on it trains as if nobody had read it."""
 
     class Own(dl.SupervisedRunner):
         steps_itself = True
