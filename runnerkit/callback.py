@@ -227,7 +227,13 @@ def optimizer_callbacks(callbacks: Mapping[str, ICallback]) -> list[IOptimizerCa
 
 
 class ISchedulerCallback(Callback):
-    """A callback that steps a learning-rate scheduler."""
+    """A callback that steps a learning-rate scheduler.
+
+    Attributes:
+        is_per_epoch: whether it steps after epochs only; known when the stage has started.
+    """
+
+    is_per_epoch = False
 
 
 class IMetricCallback(Callback):

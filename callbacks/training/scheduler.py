@@ -134,6 +134,7 @@ class SchedulerCallback(ISchedulerCallback):
         warms_up_per_batch = isinstance(scheduler, WarmupLR) and scheduler.is_per_step
         self._updates = hasattr(scheduler, "step_update")
         self._is_ever_per_batch = self._steps_per_batch or warms_up_per_batch or self._updates
+        self.is_per_epoch = not self._is_ever_per_batch
         optimizer = getattr(scheduler, "optimizer", None)
         if self._is_ever_per_batch and isinstance(optimizer, Optimizer):
             again = partial(self._step_before_another, runner)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor, nn
@@ -90,7 +89,7 @@ class Stage(ProcessState):
         self.has_checked_criterion = False
         self._make_loaders(runner, hooks)
         bare = self._make_components(runner, hooks)
-        options = deepcopy([options_of(each) for each in as_dict(runner.optimizer).values()])  # a schedule changes them
+        options = [options_of(each) for each in as_dict(runner.optimizer).values()]  # a schedule changes them
         self._make_scheduler(runner, hooks, bare)
         if run.given_hooks is None:  # not an evaluation
             _check_trains(runner)

@@ -6,6 +6,7 @@ import inspect
 import warnings
 from typing import Any, Literal, TypeAlias
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -39,7 +40,15 @@ def options_of(optimizer: Any) -> list[dict[str, Any]]:
     accepted = inspect.signature(type(optimizer)).parameters.values()
     takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in accepted)
     own = set() if takes_any else set(getattr(optimizer, "defaults", {})) - {each.name for each in accepted}
-    return [{name: value for name, value in group.items() if name not in {"params", *own}} for group in groups]
+    left = {"params", *own}
+    return [
+        {
+            name: value.clone() if isinstance(value, Tensor) else value
+            for name, value in group.items()
+            if name not in left
+        }
+        for group in groups
+    ]
 
 
 def put_options(optimizer: Any, options: list[dict[str, Any]]) -> None:

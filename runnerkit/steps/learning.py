@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runnerkit.callback import ISchedulerCallback, innermost
 from runnerkit.errors import UnknownKeyError
 from runnerkit.steps.gradient_step import GradientStep, divisor_of, total_share
 from runnerkit.steps.sparse_gradients import with_dense_gradients
@@ -131,13 +132,21 @@ def finish_batch(runner: IRunner) -> None:
         step.num_steps = 1
         runner.optimizer_step += 1
         runner.stage_optimizer_step += 1
-    elif step.num_steps != runner.steps_per_batch and runner.current_run.stage.schedule_counts_steps:
+    elif step.num_steps != runner.steps_per_batch and _counts_steps(runner):
         raise ValueError(
             f"num_steps was {runner.num_steps} when the scheduler was made, with {runner.steps_per_batch} steps in "
             f"each batch, but learn() made {step.num_steps} in batch {runner.loader_batch_step} of loader "
             f"{runner.loader_key!r}: set steps_per_batch in the runner's class; if the number differs between batches, "
-            "pass train() a scheduler that is not for a number of steps, made before the run"
+            "use a schedule for epochs, with SchedulerCallback(mode='epoch')"
         )
+
+
+def _counts_steps(runner: IRunner) -> bool:
+    """Return whether the schedule may be for a number of steps: made in the run, and not only stepped per epoch."""
+    if not runner.current_run.stage.schedule_counts_steps:
+        return False
+    steppers = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, ISchedulerCallback)]
+    return not steppers or not all(each.is_per_epoch for each in steppers)
 
 
 def check_losses(runner: IRunner) -> None:
