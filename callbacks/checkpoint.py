@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, optimizer_callbacks
 from runnerkit.callbacks.control.parts.stop_on_signal import StopOnSignal
@@ -41,6 +41,24 @@ __all__ = ["CheckpointCallback"]
 logger = logging.getLogger(__name__)
 
 _CLOCK_BATCHES = 20  # at least as many between two agreements on the time: each one is a broadcast
+
+
+T = TypeVar("T")
+
+
+class _OfStore(Generic[T]):
+    """An attribute of the callback that its store holds."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, callback: CheckpointCallback | None, owner: type) -> T:
+        if callback is None:
+            raise AttributeError(f"{owner.__name__}.{self._name} is an attribute of instances")
+        return vars(callback._store)[self._name]  # type: ignore[no-any-return]
+
+    def __set__(self, callback: CheckpointCallback, value: T) -> None:
+        vars(callback._store)[self._name] = value
 
 
 class CheckpointCallback(ICheckpointCallback):
@@ -86,6 +104,11 @@ class CheckpointCallback(ICheckpointCallback):
     """
 
     store_class = CheckpointStore  # how and where: a subclass of the callback may name another
+
+    folder = _OfStore[Path]()
+    topk = _OfStore[int]()
+    save_last = _OfStore[bool]()
+    save_best = _OfStore[bool]()
 
     def __init__(
         self,
@@ -133,14 +156,10 @@ class CheckpointCallback(ICheckpointCallback):
                 "minimize=False"
             )
         self.logdir = local_path(logdir)  # absolute: the run may change the working directory
-        self.folder = self.logdir / "checkpoints"
         self.loader_key = loader_key
         self.metric_key = metric_key
         self.minimize = minimize
-        self.topk = topk
         self.mode: Literal["model", "runner"] = mode
-        self.save_last = save_last
-        self.save_best = save_best
         self.every_epochs = every_epochs
         self.every_steps = every_steps
         self.every_minutes = every_minutes
@@ -169,9 +188,6 @@ class CheckpointCallback(ICheckpointCallback):
     def on_experiment_start(self, runner: IRunner) -> None:
         self._stop.start_clock()
         self._use_current_name(runner)
-        store = self._store  # what concerns it may have been set since
-        store.folder, store.topk = self.folder, self.topk
-        store.save_last, store.save_best = self.save_last, self.save_best
         if runner.engine.is_main_process:
             self._has_finite = self._store.open(
                 continues=runner.epoch_step > 0 or runner.is_resumed,
@@ -188,7 +204,11 @@ class CheckpointCallback(ICheckpointCallback):
             raise ValueError("trainable_only=True hashes frozen parameters, which no process holds with init='meta'")
         if self.mode == "runner":
             self._stop.listen()
-        often = {name: getattr(self, name) for name in ("every_steps", "every_minutes", "max_hours")}
+        often: dict[str, float | None] = {
+            "every_steps": self.every_steps,
+            "every_minutes": self.every_minutes,
+            "max_hours": self.max_hours,
+        }
         if self.loader_key is not None:
             often["valid_every_steps"] = runner.valid_every_steps
         reason = next((name for name, interval in often.items() if interval), None)

@@ -16,7 +16,7 @@ from runnerkit.engines.adapters.apex_precision import Apex
 from runnerkit.engines.data_parallel import split_batches
 from runnerkit.engines.device import DeviceEngine
 from runnerkit.engines.horovod import HorovodEngine, HorovodOptions
-from runnerkit.engines.launch.process_group import ProcessGroupEngine, ProcessGroupOptions
+from runnerkit.engines.launch.process_group_engine import ProcessGroupEngine, ProcessGroupOptions
 from runnerkit.engines.launch.single_process import SingleProcessEngine
 from runnerkit.models.parameters import is_trained
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from runnerkit.engine import uncompiled
 from runnerkit.engines.adapters import comm_hooks
-from runnerkit.engines.launch.process_group import ProcessGroupEngine, ProcessGroupOptions
+from runnerkit.engines.launch.process_group_engine import ProcessGroupEngine, ProcessGroupOptions
 from runnerkit.models.parameters import is_trained
 from runnerkit.support.torch_internals import has_gradient_hooks, has_no_buckets, has_sparse_gradients
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from runnerkit.engine import uncompiled
-from runnerkit.engines.launch.process_group import ProcessGroupEngine, ProcessGroupOptions
+from runnerkit.engines.launch.process_group_engine import ProcessGroupEngine, ProcessGroupOptions
 from runnerkit.engines.sharding.gather_precision import GatherPrecision
 from runnerkit.engines.sharding.shard_policy import ShardPolicy, check_parameters, check_places, mesh_sizes
 from runnerkit.metrics.reduction import Processes

@@ -106,7 +106,7 @@ class IListener(ABC):
         """Called after the evaluation loaders ran within an epoch (``valid_every_steps``)."""
 
     def on_step_end(self, runner: IRunner) -> None:
-        """Called after a training batch and any validation due after it; checkpoints are saved here."""
+        """Called after an optimizer step and any validation due after it; checkpoints are saved here."""
 
     def on_epoch_end(self, runner: IRunner) -> None:
         """Called after an epoch; ``runner.epoch_metrics`` has the values of every loader."""
@@ -227,7 +227,13 @@ def optimizer_callbacks(callbacks: Mapping[str, ICallback]) -> list[IOptimizerCa
 
 
 class ISchedulerCallback(Callback):
-    """A callback that steps the learning-rate scheduler of its `scheduler_key`, or all of them if it has none."""
+    """A callback that steps the learning-rate scheduler of its `scheduler_key`, or all of them if it has none.
+
+    Attributes:
+        is_per_epoch: whether it steps after epochs only; known when the stage has started.
+    """
+
+    is_per_epoch = False
 
 
 class IMetricCallback(Callback):

@@ -232,7 +232,7 @@ class IEngine(JobProcess, ABC):
         return self._compiled[id(module)]
 
     def prepare_loader(self, loader: Any, *, key: str, training: bool, seed: int) -> Any:
-        """Return this process's shard of `loader`; see :func:`runnerkit.sampling.sharding.shard_loader`.
+        """Return this process's share of `loader`; see :func:`runnerkit.sampling.sharding.shard_loader`.
 
         If the loader has a method ``for_device(device)``, its result for the engine's device is returned.
         """

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import closing
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
@@ -60,7 +60,8 @@ class JobProcess:
     def launcher(self) -> Launcher:
         """Return the launcher of the job.
 
-        Called at each launch, after :meth:`check`, because a process reads how it was started from its environment.
+        Called at each launch, after :meth:`check`, because a process reads how it was started from its environment. An
+        engine may have a launcher as an attribute of this name instead.
         """
         return ThisProcess(self)
 
@@ -71,7 +72,7 @@ class JobProcess:
             Exception: the first exception of any process, with its traceback.
         """
         self.check()
-        return self.launcher().launch(fn)
+        return _launcher_of(self).launch(fn)
 
     def stream(self, fn: Callable[[], Generator[T, None, None]]) -> Generator[list[T], None, None]:
         """Iterate over `fn()` in every process of the job; yield the list of their first values, by rank, then that of
@@ -84,7 +85,7 @@ class JobProcess:
             Exception: like :meth:`launch`.
         """
         self.check()
-        yield from self.launcher().stream(fn)
+        yield from _launcher_of(self).stream(fn)
 
     def cleanup(self) -> None:
         """Leave the process group; safe to call twice."""
@@ -168,6 +169,17 @@ class JobProcess:
 def _is_inherited(process: JobProcess) -> bool:
     names = ("reduce", "start_sum", "gather_object", "broadcast_object", "barrier")
     return any(getattr(type(process), name) is getattr(JobProcess, name) for name in names)
+
+
+def _launcher_of(process: JobProcess) -> Launcher:
+    given: Any = process.launcher
+    launcher = given() if callable(given) else given
+    if not (hasattr(launcher, "launch") and hasattr(launcher, "stream")):
+        raise TypeError(
+            f"{type(process).__name__}.launcher must be a method that returns a Launcher, or a Launcher, got "
+            f"{launcher!r}: give an attribute of yours another name"
+        )
+    return cast(Launcher, launcher)
 
 
 class Launcher(ABC):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, Self, final
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, final
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from runnerkit.logger import ILogger, Step
 from runnerkit.loop import media
 from runnerkit.loop.hooks import call_hook
 from runnerkit.loop.loader_pass import Pass
-from runnerkit.loop.own_names import check_names
+from runnerkit.loop.own_names import OwnAttribute, check_names
 from runnerkit.loop.run import Run
 from runnerkit.resume.overrides import Source
 from runnerkit.steps import learning
@@ -66,7 +66,8 @@ class IRunner(IListener):
         batch_metrics: () tensors or numbers of this batch on this rank; their means become `loader_metrics`.
         loader_metrics, epoch_metrics, experiment_metrics: Python floats over all processes: {metric: value},
             {loader: {metric: value}}, {epoch: {loader: {metric: value}}}.
-        need_early_stop: ends the loader if set in a batch event; in another event, it ends the stage after the epoch.
+        need_early_stop: ends the loader if set in an event of its batches; in another event, it ends the stage after
+            the epoch (docs/loop.md has a table).
         exception: the exception that ended the run, if any.
         valid_every_steps: also evaluate each time this many optimizer steps were taken; None evaluates once per epoch.
         epoch_steps: training batches per process in an epoch, which continues where the previous one ended; None is a
@@ -93,7 +94,7 @@ class IRunner(IListener):
         self._given_engine = engine
         self._seed = 42
         self._hparams: dict[str, Any] = {}
-        self.current_run = Run()
+        self._current_run = Run()
         # Settings: written by the user, or by train().
         self.valid_every_steps: int | None = None
         self.epoch_steps: int | None = None
@@ -116,7 +117,7 @@ class IRunner(IListener):
 
     def _reset(self) -> None:
         """Forget the last run."""
-        self.current_run = self.current_run.renewed()
+        self._current_run = self._current_run.renewed()
         # Written by `Stage`.
         self.stage_key = ""
         self.stage_epoch_len: int | None = None
@@ -155,6 +156,7 @@ class IRunner(IListener):
     steps_itself = False
     steps_per_batch = 1
     scheduler_interval: Interval | None = None
+    current_run: Run = cast(Any, OwnAttribute("current_run"))
 
     @property
     def device(self) -> torch.device:
@@ -201,7 +203,7 @@ class IRunner(IListener):
 
     @abstractmethod
     def get_loaders(self, stage: str) -> dict[str, Any]:
-        """Return loaders by key, not sharded: the engine gives each process its shard."""
+        """Return loaders by key, whole: the engine gives each process its share."""
 
     def get_model(self, stage: str) -> Model:
         """Return the model, or several by key."""
@@ -218,7 +220,10 @@ class IRunner(IListener):
         return None
 
     def get_scheduler(self, stage: str, optimizer: Any) -> Scheduler | None:
-        """Return the learning-rate scheduler of `optimizer`, several by key, or None."""
+        """Return the learning-rate scheduler of `optimizer`, several by key, or None.
+
+        It is called again if the callbacks accumulate batches, so that `num_steps` is another number than before.
+        """
         return None
 
     def get_callbacks(self, stage: str) -> dict[str, ICallback]:
@@ -359,7 +364,6 @@ class IRunner(IListener):
     @final
     def num_steps(self) -> int | None:
         """Optimizer steps of the current stage, known before its scheduler is made."""
-        self.current_run.stage.has_told_steps = True
         return self.current_run.stage.num_steps
 
     @property

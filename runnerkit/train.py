@@ -182,7 +182,7 @@ class Runner(IRunner):
         options = TrainOptions(**arguments)  # raises before this runner changes
         self._given = _Given(loaders, criterion, optimizer, scheduler, options.all_callbacks, options.all_loggers)
         self._given_engine = options.chosen_engine
-        self.current_run = Run(resume_point=options.resume_point, required_metrics=options.required_metrics)
+        self._current_run = Run(resume_point=options.resume_point, required_metrics=options.required_metrics)
         self._num_epochs, self._budget = options.budget.num_epochs, options.budget
         self._seed, self._hparams = seed, dict(hparams or {})
         self.model, self.criterion, self.optimizer, self.scheduler = model, criterion, optimizer, scheduler
@@ -226,6 +226,7 @@ class Runner(IRunner):
     def get_scheduler(self, stage: str, optimizer: Any) -> Scheduler | None:
         given = as_dict(self._given.scheduler)
         if not any(map(is_maker, given.values())):
+            self.current_run.stage.schedule_counts_steps = False
             return self._given.scheduler
         optimizers = as_dict(optimizer)
         missing = sorted(given.keys() - optimizers.keys())
@@ -364,7 +365,7 @@ class Runner(IRunner):
         worker = copy.copy(runner)
         worker.criterion = worker.optimizer = worker.scheduler = None
         worker._given, worker._given_engine, worker._own_engine = _Given(), None, None
-        worker.current_run = Run()
+        worker._current_run = Run()
         worker._reset()
         return worker
 
@@ -411,5 +412,5 @@ class Runner(IRunner):
             trained_with=self._given.callbacks,
         )  # fmt: skip
         with hooks.entered():
-            self.valid_every_steps, self._seed, self.current_run = None, seed, Run(hooks)
+            self.valid_every_steps, self._seed, self._current_run = None, seed, Run(hooks)
             return evaluate(self)

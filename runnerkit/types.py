@@ -48,6 +48,15 @@ def like(template: OneOrMany[Any] | None, values: dict[str, T]) -> Any:
     return values if isinstance(template, dict) else values[""]
 
 
+def groups_of(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the parameter groups of an optimizer; of one from outside torch that has none, an empty list.
+
+    >>> [len(group["params"]) for group in groups_of(torch.optim.SGD([torch.zeros(1)], lr=0.1))], groups_of(None)
+    ([1], [])
+    """
+    return getattr(optimizer, "param_groups", [])
+
+
 def each_tensor(value: Any, function: Callable[[Tensor], Any], *, others: Any = ...) -> Any:
     """Apply `function` to each tensor in nested tuples, lists and dicts; `others` replaces all other values.
 

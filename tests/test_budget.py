@@ -247,20 +247,52 @@ def test_functions_make_what_objects_would_be(num_processes):
     assert runner.optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] < 0.1
 
 
-def test_a_schedule_for_another_accumulation_is_refused():
-    """A runner whose hooks make the scheduler before its callbacks are known has to say how many batches they take."""
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_a_schedule_is_made_for_what_the_callbacks_accumulate(accumulation_steps):
+    """The hook makes it before the callbacks are known, and again if they take another number of steps."""
+    rates = []
 
     class Own(dl.SupervisedRunner):
         def get_scheduler(self, stage, optimizer):
-            return OneCycleLR(optimizer, 0.1, total_steps=self.num_steps)
+            return OneCycleLR(optimizer, 0.1, total_steps=self.num_steps + 1)
 
         def get_callbacks(self, stage):
             return {**super().get_callbacks(stage), "_optimizer": dl.OptimizerCallback("loss", accumulation_steps=2)}
 
-    with pytest.raises(ValueError, match=r"num_steps was 4 .* 2 batches, which gives 2 .* accumulation_steps"):
-        tiny.train(runner=Own())
+    note = at("on_batch_start", lambda runner: rates.append(runner.optimizer.param_groups[0]["lr"]))
+    runner = tiny.train(runner=Own(), accumulation_steps=accumulation_steps, callbacks=[note])
 
-    tiny.train(runner=Own(), accumulation_steps=2)
+    optimizer = torch.optim.SGD(tiny.mlp().parameters(), lr=0.1)
+    by_hand, expected = OneCycleLR(optimizer, 0.1, total_steps=3), []
+    for _ in range(2):
+        expected += [optimizer.param_groups[0]["lr"]] * 2
+        optimizer.step()
+        by_hand.step()
+    assert runner.scheduler.total_steps == 3 and runner.optimizer_step == 2
+    assert rates == expected and runner.scheduler.get_last_lr() == by_hand.get_last_lr()
+
+
+def test_to_read_the_number_of_steps_changes_nothing():
+    """A run whose schedule does not depend on it trains as if nobody had read it."""
+
+    class Own(dl.SupervisedRunner):
+        steps_itself = True
+
+        def get_model(self, stage):
+            assert self.num_steps == 4
+            return super().get_model(stage)
+
+        def handle_batch(self, batch):
+            for _ in range(1 + self.num_steps % 3):
+                self.learn(torch.nn.functional.cross_entropy(self.model(batch["features"]), batch["targets"]))
+
+    model = tiny.mlp()
+    optimizer = tiny.sgd(model)
+    runner = tiny.train(
+        model, runner=Own(), optimizer=optimizer, scheduler=CosineAnnealingLR(optimizer, 1), criterion=None
+    )
+
+    assert runner.optimizer_step == 8
 
 
 def test_intervals_count_optimizer_steps(tmp_path):

@@ -239,7 +239,7 @@ def checkpoint_of_old(folder, name, value, **what):
     index = (folder / "index.json").read_text().replace(record.sha256, sha256_of(folder / name))
     size = (folder / name).stat().st_size
     (folder / "index.json").write_text(index.replace(f'"size_bytes": {record.size_bytes}', f'"size_bytes": {size}'))
-    CheckpointFolder(folder).point("last", record)
+    CheckpointFolder(folder).set_alias("last", record)
 
 
 def test_what_is_wrong_with_checkpoints_is_told_apart(tmp_path, capsys, caplog):
@@ -251,7 +251,7 @@ def test_what_is_wrong_with_checkpoints_is_told_apart(tmp_path, capsys, caplog):
         find_checkpoint(tmp_path)
 
     weights = CheckpointFolder(folder).add("model.0001.pth", {"weight": torch.zeros(1)}, **SAVED | {"kind": "model"})
-    CheckpointFolder(folder).point("last", weights)
+    CheckpointFolder(folder).set_alias("last", weights)
     with pytest.raises(FileNotFoundError, match=r"its checkpoints hold weights only \(mode='model'\)$"):
         find_checkpoint(tmp_path)
     assert main(["doctor", str(tmp_path)]) == 0

@@ -148,6 +148,19 @@ def test_a_schedule_for_another_number_of_steps_raises():
     with pytest.raises(ValueError, match=r"num_steps was 12 .* learn.. made 3 in batch 1"):
         train(Undeclared(), scheduler=decay, callbacks=[dl.SchedulerCallback(mode="batch")])
 
+    class WithHook(Undeclared):
+        def get_scheduler(self, stage, optimizer):
+            return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step, total=self.num_steps: 1 - step / total)
+
+    with pytest.raises(ValueError, match=r"num_steps was 12 .* learn.. made 3 in batch 1"):
+        train(WithHook())
+
+    class PerEpoch(Undeclared):
+        def get_scheduler(self, stage, optimizer):
+            return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+
+    assert torch.equal(train(PerEpoch(), callbacks=[dl.SchedulerCallback(mode="epoch")]), by_hand())
+
 
 def test_optimizers_that_take_turns_count_as_one_step_each_batch():
     """As OptimizerCallbacks of a GAN do; one may be named by its key or passed itself, and each has its parameters."""

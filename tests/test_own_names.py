@@ -36,6 +36,16 @@ def test_a_method_in_place_of_a_property_or_of_a_private_method_is_refused(name)
         type("Own", (dl.IRunner,), {name: method})
 
 
+def test_an_instance_that_assigns_the_run_is_told_so():
+    """A tracker's run of this name, or one of a method of the user, would break the loop much later."""
+    runner = Legal(engine=dl.CPUEngine())
+
+    with pytest.raises(AttributeError, match=r"Legal.current_run is the runner's own .* another name for the dict"):
+        runner.current_run = {"id": 1}
+
+    assert runner.run().current_run.stage is not None
+
+
 def test_a_mixin_is_looked_at_too():
     """It comes before the runner, so that its methods apply."""
 

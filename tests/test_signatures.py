@@ -11,7 +11,7 @@ from runnerkit.engine import EngineOptions
 from runnerkit.engines.ddp import DistributedDataParallelOptions
 from runnerkit.engines.fsdp import FullyShardedDataParallelOptions
 from runnerkit.engines.horovod import HorovodOptions
-from runnerkit.engines.launch.process_group import ProcessGroupOptions
+from runnerkit.engines.launch.process_group_engine import ProcessGroupOptions
 
 TRAIN = inspect.signature(dl.SupervisedRunner.train).parameters
 # Functions whose **kwargs have names from the user: arguments of `predict_batch`, a model, a pruning function or a

@@ -95,7 +95,7 @@ class VerifyRanksCallback(Callback):
         else:
             why = rank_samples.why_unknown(runner.loader)
             words = f"{why}, so those seen of loader {runner.loader_key!r} are unknown"
-        self._tell(runner, words)
+        self._report(runner, words)
         if not runner.is_train_loader:
             self._check_evaluation(runner, shares, why_not=self._why_not_replayed(runner, current, tells=tells))
 
@@ -160,11 +160,13 @@ class VerifyRanksCallback(Callback):
             )
         what = "parameters" if runner.is_train_loader else "parameters and buffers"
         held = f"the model's {len(tensors)} {what} are the same" if tensors else f"the model's {what} are sharded"
-        self._tell(runner, f"{held} on {engine.num_processes} ranks {when}")
+        self._report(runner, f"{held} on {engine.num_processes} ranks {when}")
 
     def _check_evaluation(self, runner: IRunner, shares: Sequence[SeenSamples], *, why_not: str | None) -> None:
         if why_not is not None:
-            self._tell(runner, f"metrics of loader {runner.loader_key!r} were not recomputed by one process: {why_not}")
+            self._report(
+                runner, f"metrics of loader {runner.loader_key!r} were not recomputed by one process: {why_not}"
+            )
             return
         self._check_metrics(runner, [(share.num_batches, share.batches) for share in shares])
 
@@ -173,11 +175,11 @@ class VerifyRanksCallback(Callback):
         tolerance = rank_metrics.tolerance_of(engine)
         together = {name: float(value) for name, value in runner.loader_metrics.items()}
         alone = _evaluate_again(runner, passes)
-        unlike = _on_any_rank(engine, rank_metrics.unlike(together, alone, tolerance=tolerance))
+        unlike = _on_any_rank(engine, rank_metrics.differing(together, alone, tolerance=tolerance))
         drawn, again = set[str](), dict[str, float]()
         if unlike:
             again = _evaluate_again(runner, passes, attempt=1)
-            drawn = _on_any_rank(engine, rank_metrics.unlike(again, alone, tolerance=tolerance))
+            drawn = _on_any_rank(engine, rank_metrics.differing(again, alone, tolerance=tolerance))
         for name in sorted(unlike - drawn):
             raise ValueError(
                 f"metric {name!r} of loader {key!r} depends on the number of processes: {engine.num_processes} give "
@@ -186,14 +188,14 @@ class VerifyRanksCallback(Callback):
                 "LoaderMetricCallback with a torchmetrics object; the metric must not depend on the rank"
             )
         for name in sorted(drawn):
-            self._tell(
+            self._report(
                 runner,
                 f"{name} of loader {key!r} is random: the same {num_samples} samples give {alone[name]:.4g} and "
                 f"{again[name]:.4g}; is there dropout or augmentation in evaluation?",
             )
         exact = [name for name in alone if name in together and name not in unlike]
         if exact:
-            self._tell(
+            self._report(
                 runner,
                 f"one process computes the same {', '.join(exact)} of loader {key!r} from these {num_samples} samples, "
                 f"to {tolerance:.0e}",
@@ -206,15 +208,15 @@ class VerifyRanksCallback(Callback):
     def _check_batch_size(self, runner: IRunner, pieces: Passes, metrics: Metrics, tolerance: float) -> None:
         """Report metrics that depend on the batch size, without raising: some losses do by design."""
         cut = _evaluate_again(runner, pieces)
-        for name in sorted(rank_metrics.unlike(metrics, cut, tolerance=max(tolerance, _ROUNDING))):
-            self._tell(
+        for name in sorted(rank_metrics.differing(metrics, cut, tolerance=max(tolerance, _ROUNDING))):
+            self._report(
                 runner,
                 f"{name} of loader {runner.loader_key!r} depends on how samples are batched, so on batch_size and the "
                 f"number of processes: {metrics[name]:.4g}, and {cut[name]:.4g} in smaller batches; use "
                 "LoaderMetricCallback for a metric that is not a mean over samples",
             )
 
-    def _tell(self, runner: IRunner, finding: str) -> None:
+    def _report(self, runner: IRunner, finding: str) -> None:
         if finding in self.findings:  # each epoch repeats the findings
             return
         self.findings.append(finding)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, ISchedulerCallback, innermost, last_training_loader
 from runnerkit.callbacks.training.parts.schedule_length import check_length
-from runnerkit.callbacks.training.parts.schedule_unit import check_unit, own_unit, wants, warn_if_idle
+from runnerkit.callbacks.training.parts.schedule_unit import check_unit, own_unit, required_argument, warn_if_idle
 from runnerkit.errors import UnknownKeyError
 from runnerkit.support.arguments import check_strings
 from runnerkit.types import as_dict, widest_float
@@ -76,7 +76,7 @@ class SchedulerCallback(ISchedulerCallback):
         self._after: Any = None  # the one after the warmup, or the scheduler itself
         self._hooks: list[Any] = []
         self._filter: Any = None
-        self._wants: dict[int, str | None] = {}  # by id of the scheduler, or of the one after the warmup
+        self._arguments: dict[int, str | None] = {}  # by id of the scheduler, or of the one after the warmup
 
     def on_stage_start(self, runner: IRunner) -> None:
         # torch marks the optimizer's `step` when a scheduler is constructed; pickling loses the mark. catch_warnings at
@@ -89,12 +89,12 @@ class SchedulerCallback(ISchedulerCallback):
             raise UnknownKeyError(f"SchedulerCallback needs scheduler {self.scheduler_key!r}; the runner has {have}")
         self._check_unit(runner)
         self._follow(schedulers[self.scheduler_key or ""], runner)
-        if self._unit == "step" and self._wants_of(self._after) == "epoch":
+        if self._unit == "step" and self._argument_of(self._after) == "epoch":
             raise ValueError(
                 f"step of {type(self._after).__name__} needs the number of the epoch, so it cannot be stepped after "
                 "each optimizer step: leave the unit out, and step_update, if it has one, is told the number of steps"
             )
-        if self._wants_of(self._after) == "metrics":
+        if self._argument_of(self._after) == "metrics":
             self._choose_metric(runner)  # raises before training
         found = runner.current_run.resume_point.found
         if found is None or found.is_restored:  # else the checkpoint's schedule continues
@@ -156,19 +156,20 @@ class SchedulerCallback(ISchedulerCallback):
         warms_up_per_batch = isinstance(scheduler, WarmupLR) and scheduler.is_per_step
         self._updates = hasattr(scheduler, "step_update")
         self._is_ever_per_batch = self._steps_per_batch or warms_up_per_batch or self._updates
+        self.is_per_epoch = not self._is_ever_per_batch
         optimizer = getattr(scheduler, "optimizer", None)
         if self._is_ever_per_batch and isinstance(optimizer, Optimizer):
             again = partial(self._step_before_another, runner)
             self._hooks = [optimizer.register_step_pre_hook(again), optimizer.register_step_post_hook(self._note_step)]
         self._follows_optimizer = bool(self._hooks)
-        self._wants.clear()
+        self._arguments.clear()
 
     def _unfollow(self) -> None:
         for each in self._hooks:
             each.remove()
         self._scheduler, self._hooks = None, []
 
-    def _turn(self, runner: IRunner) -> tuple[Any, bool]:
+    def _current(self, runner: IRunner) -> tuple[Any, bool]:
         """Return the scheduler to step now, and whether it steps after each optimizer step."""
         scheduler = as_dict(runner.scheduler)[self.scheduler_key or ""]
         if not isinstance(scheduler, WarmupLR):
@@ -181,22 +182,22 @@ class SchedulerCallback(ISchedulerCallback):
     def _step_before_another(self, runner: IRunner, *_: Any) -> None:
         if not self._optimizer_stepped or not runner.is_within_loader:  # the first step of the batch
             return
-        scheduler, is_per_batch = self._turn(runner)
+        scheduler, is_per_batch = self._current(runner)
         if self._updates:
             scheduler.step_update(num_updates=runner.stage_optimizer_step)
-        if is_per_batch and self._wants_of(scheduler) != "metrics":
+        if is_per_batch and self._argument_of(scheduler) != "metrics":
             self._step(scheduler, runner, None)
 
     def on_batch_end(self, runner: IRunner) -> None:
         if not self._is_ever_per_batch or not runner.is_train_loader:
             return
         stepped, self._optimizer_stepped = self._optimizer_stepped or not self._follows_optimizer, False
-        scheduler, is_per_batch = self._turn(runner)
+        scheduler, is_per_batch = self._current(runner)
         if self._updates and stepped:
             scheduler.step_update(num_updates=runner.stage_optimizer_step)
         if is_per_batch and stepped:
             metric = runner.batch_metrics.get(self.metric_key or "loss")
-            if runner.engine.num_processes > 1 and self._wants_of(scheduler) == "metrics":
+            if runner.engine.num_processes > 1 and self._argument_of(scheduler) == "metrics":
                 metric = _mean_over_processes(metric, runner)
             self._step(scheduler, runner, metric)
 
@@ -205,10 +206,10 @@ class SchedulerCallback(ISchedulerCallback):
             self.on_batch_end(runner)
 
     def on_epoch_end(self, runner: IRunner) -> None:
-        scheduler, is_per_batch = self._turn(runner)
+        scheduler, is_per_batch = self._current(runner)
         if is_per_batch or not any(key.startswith("train") for key in runner.epoch_metrics):
             return
-        if self._wants_of(scheduler) != "metrics" or self._choose_metric(runner)[0] in runner.epoch_metrics:
+        if self._argument_of(scheduler) != "metrics" or self._choose_metric(runner)[0] in runner.epoch_metrics:
             self._step(scheduler, runner, None)
 
     def on_stage_end(self, runner: IRunner) -> None:
@@ -232,19 +233,19 @@ class SchedulerCallback(ISchedulerCallback):
                 f"{type(scheduler).__name__} is stepped by the run, and by your code too, so the learning rate changes "
                 "twice as fast: leave out your step(), or write scheduler_interval='manual'"
             )
-        needed = self._wants_of(scheduler)
-        if needed == "metrics":
+        argument = self._argument_of(scheduler)
+        if argument == "metrics":
             scheduler.step(self._epoch_metric(runner) if metric is None else metric)
-        elif needed == "epoch":
+        elif argument == "epoch":
             scheduler.step(runner.stage_epoch_step)
         else:
             scheduler.step()
         self._count = getattr(scheduler, "last_epoch", None)
 
-    def _wants_of(self, scheduler: Any) -> str | None:
-        if id(scheduler) not in self._wants:
-            self._wants[id(scheduler)] = wants(scheduler)
-        return self._wants[id(scheduler)]
+    def _argument_of(self, scheduler: Any) -> str | None:
+        if id(scheduler) not in self._arguments:
+            self._arguments[id(scheduler)] = required_argument(scheduler)
+        return self._arguments[id(scheduler)]
 
     def _epoch_metric(self, runner: IRunner) -> float:
         loader_key, metric_key = self._choose_metric(runner)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runnerkit.engine import IEngine
+from runnerkit.types import groups_of
 
 _TOLERANCE = 1e-4  # of a gradient's norm; ranks that were not averaged differ by more
 _MOST_NAMES = 5
@@ -190,7 +191,7 @@ def _listed(parameters: Collection[Tensor], names: Mapping[Tensor, str]) -> str:
 def parameters_of(*optimizers: Any) -> Iterator[Tensor]:
     """Yield the parameters of all groups."""
     for each in optimizers:
-        for group in getattr(each, "param_groups", ()):
+        for group in groups_of(each):
             yield from group["params"]
 
 

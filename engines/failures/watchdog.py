@@ -72,15 +72,15 @@ def main(agent: int, quiet_s: float) -> None:
     if sys.stdin.buffer.read() == _DONE:
         return
     switches, quiet_since = "", time.monotonic()
-    while _is(agent, since) and not set(_children(agent)) - workers:
+    while _is_running(agent, since) and not set(_children(agent)) - workers:
         time.sleep(_POLL_S)
         with suppress(OSError):  # the agent may end in between
-            if switches != (switches := _switches(agent)):
+            if switches != (switches := _context_switches(agent)):
                 quiet_since = time.monotonic()  # not stuck: torchrun polls its workers or the others every second
             elif time.monotonic() - quiet_since > quiet_s:
                 quiet_since = time.monotonic()
                 peers = sorted(set(_peers(agent)))
-                if peers and not any(map(_answers, peers)) and switches == _switches(agent):
+                if peers and not any(map(_answers, peers)) and switches == _context_switches(agent):
                     _end(agent, peers)
 
 
@@ -98,7 +98,7 @@ def _end(agent: int, peers: list[Address]) -> None:
     os.kill(agent, signal.SIGKILL)
 
 
-def _is(pid: int, since: int) -> bool:
+def _is_running(pid: int, since: int) -> bool:
     """Return whether process `pid` is alive and started at `since`."""
     try:
         state, _, started = _stat(pid)
@@ -122,7 +122,7 @@ def _children(pid: int) -> Iterator[int]:
             continue  # it has just ended
 
 
-def _switches(pid: int) -> str:
+def _context_switches(pid: int) -> str:
     """Return the main thread's context switch counters, which do not change while it is stuck."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return " ".join(line for line in lines if "ctxt_switches" in line)

@@ -19,10 +19,10 @@ def die_with_parent() -> None:
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
         ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)
     else:
-        threading.Thread(target=_end_without, args=(os.getppid(),), name="runnerkit-parent", daemon=True).start()
+        threading.Thread(target=_end_after_parent, args=(os.getppid(),), name="runnerkit-parent", daemon=True).start()
 
 
-def _end_without(parent: int) -> None:
+def _end_after_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_POLL_S)
     os._exit(128 + signal.SIGTERM)

@@ -41,7 +41,7 @@ def pack(value: Any, path: Path, *, fills_main: bool = False) -> None:
     except OSError:
         raise
     except Exception as error:
-        where, culprit = _culprit(value, path="runner", seen=set()) or ("runner", value)
+        where, culprit = _unpicklable_part(value, path="runner", seen=set()) or ("runner", value)
         raise TypeError(
             f"{where} is a {type(culprit).__qualname__} and cannot be sent to the processes that train ({error}); "
             "create it where it is used: in get_loaders, get_model or another hook, which run there"
@@ -131,7 +131,7 @@ def _typed(untyped: UntypedStorage, dtype: torch.dtype) -> TypedStorage:
     return TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
 
 
-def _culprit(value: Any, *, path: str, seen: set[int]) -> tuple[str, Any] | None:
+def _unpicklable_part(value: Any, *, path: str, seen: set[int]) -> tuple[str, Any] | None:
     """Find the innermost part that does not pickle, with its path; None if it is only reachable by another path.
 
     Args:
@@ -140,7 +140,7 @@ def _culprit(value: Any, *, path: str, seen: set[int]) -> tuple[str, Any] | None
     refused = [(name, part) for name, part in _parts(value) if _is_refused(part)]
     seen.add(id(value))
     for name, part in refused:
-        if id(part) not in seen and (found := _culprit(part, path=path + name, seen=seen)):
+        if id(part) not in seen and (found := _unpicklable_part(part, path=path + name, seen=seen)):
             return found
     return None if refused else (path, value)
 

@@ -20,7 +20,7 @@ from runnerkit.engines.launch.exit_on_signal import ExitOnSignal
 from runnerkit.engines.launch.parent import is_stopped
 from runnerkit.engines.launch.payload import pack, unpack
 from runnerkit.engines.process_environment import STORE_VARIABLE
-from runnerkit.loop.stop_signals import FOLDER_VARIABLE, Stopped, heeded, pass_on, stopped_by
+from runnerkit.loop.stop_signals import FOLDER_VARIABLE, Stopped, handling_stop_signals, pass_on, stopped_by
 
 T = TypeVar("T")
 Processes = list["subprocess.Popen[bytes]"]
@@ -65,7 +65,7 @@ def spawn(
     asked: list[int] = []
     with (
         started(fn, num_processes=num_processes, variables=variables, variables_of=variables_of) as job,
-        heeded(asked.append),
+        handling_stop_signals(asked.append),
     ):
         num_passed_on = 0
         try:

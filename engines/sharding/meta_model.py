@@ -9,7 +9,7 @@ from torch import nn
 
 from runnerkit.engines.sharding.sharded_model import ShardedModel
 from runnerkit.models.shards import chunk, local
-from runnerkit.seeding.initialization import initial_values, is_left_behind
+from runnerkit.seeding.initialization import initial_values, is_left_to_checkpoint
 from runnerkit.types import StateDict
 
 
@@ -27,7 +27,7 @@ class MetaModel(ShardedModel):
 
     def __init__(self, own: nn.Module, *, seed: int, weights: StateDict | None, **options: Any) -> None:
         self._seed, self._weights = seed, weights
-        self.has_values = weights is not None or not is_left_behind(own)
+        self.has_values = weights is not None or not is_left_to_checkpoint(own)
         super().__init__(own, **options)
 
     def _fill(self) -> None:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from runnerkit.engines.sharding.sharded_model import ShardedModel, move_optimizer
 from runnerkit.models.shards import shard_like, whole
-from runnerkit.seeding.initialization import leave_behind
+from runnerkit.seeding.initialization import mark_left_to_checkpoint
 from runnerkit.types import StateDict
 
 
@@ -87,7 +87,7 @@ class KeptShards:
         """
         for model in models:
             self._weights[model.own] = model.module.state_dict()
-            leave_behind(model.own)
+            mark_left_to_checkpoint(model.own)
         for optimizer in optimizers:
             self._state |= {own: optimizer.state[shard] for shard, own in owners.items() if shard in optimizer.state}
             move_optimizer(optimizer, owners, convert=None)

@@ -134,22 +134,22 @@ class CheckpointFolder:
         os.rename(self.temporary(name), self.folder / name)
         sync(self.folder)
 
-    def point(self, alias: str, record: Record) -> None:
+    def set_alias(self, alias: str, record: Record) -> None:
         """Make `alias` another name of a checkpoint: "last.pth", a hard link if the file system has them; for a folder,
         a symbolic link "last"."""
         if not record.name.endswith(".pth"):
             _link(self.folder / alias, record.name)
             (self.folder / f"{alias}.pth").unlink(missing_ok=True)
             return
-        name_again(self.folder / record.name, self.folder / f"{alias}.pth")
+        link_or_copy(self.folder / record.name, self.folder / f"{alias}.pth")
         (self.folder / alias).unlink(missing_ok=True)
 
     def has_alias(self, alias: str) -> bool:
-        """Return whether :meth:`point` gave a checkpoint the name `alias`."""
+        """Return whether :meth:`set_alias` gave a checkpoint the name `alias`."""
         return (self.folder / f"{alias}.pth").exists() or (self.folder / alias).is_symlink()
 
     def drop_alias(self, alias: str) -> None:
-        """Undo :meth:`point`."""
+        """Undo :meth:`set_alias`."""
         for name in (f"{alias}.pth", alias):
             (self.folder / name).unlink(missing_ok=True)
 
@@ -197,7 +197,7 @@ class CheckpointFolder:
         raise FileNotFoundError(f"nothing to resume from in {shown(self.folder)}: {hint}")
 
     def named(self, alias: str) -> Path:
-        """Find the checkpoint that :meth:`point` named `alias`: "best" or "last".
+        """Find the checkpoint that :meth:`set_alias` named `alias`: "best" or "last".
 
         Raises:
             FileNotFoundError: there is none.
@@ -269,7 +269,7 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def name_again(path: Path, name: Path) -> None:
+def link_or_copy(path: Path, name: Path) -> None:
     """Make `name` a hard link to `path`, or a copy if the file system does not support that."""
     with AtomicFile(name) as temporary:
         temporary.unlink(missing_ok=True)

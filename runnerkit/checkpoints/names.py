@@ -7,7 +7,7 @@ from copy import copy as shallow_copy
 
 from torch import nn
 
-from runnerkit.support.torch_internals import COMPILED, METADATA
+from runnerkit.support.torch_internals import COMPILED, METADATA, metadata_of
 from runnerkit.types import StateDict
 
 _WRAPPED = "module."  # prepended by DataParallel and DistributedDataParallel
@@ -24,8 +24,7 @@ def without_compiled(state: StateDict) -> StateDict:
     bare = shallow_copy(state)  # with the module versions, an attribute of a model's state dict
     bare.clear()
     bare.update(zip(_without_compiled(state), state.values(), strict=True))
-    metadata = getattr(state, METADATA, None)
-    if metadata is not None:
+    if metadata := metadata_of(state):
         setattr(bare, METADATA, dict(zip(_without_compiled(metadata), metadata.values(), strict=True)))
     return bare
 

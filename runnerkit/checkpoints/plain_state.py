@@ -48,7 +48,7 @@ def as_plain(state: Any, place: str = "") -> Any:
     for scalar, convert in _SUBCLASSED.items():
         if isinstance(state, scalar):
             return convert(state)
-    if not _comes_back(state):
+    if not _is_loadable(state):
         raise _refusal(place, f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."))
     return state
 
@@ -61,7 +61,7 @@ _SUBCLASSED: dict[type, Any] = {
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
-        return not vars(tensor) or _comes_back(tensor)  # attributes are saved with it
+        return not vars(tensor) or _is_loadable(tensor)  # attributes are saved with it
     return (
         type(tensor) in torch.serialization.get_safe_globals()
     )  # such as DTensor; a copy in memory would be expensive
@@ -89,7 +89,7 @@ def _plain_array(state: Any, place: str) -> Any:
     raise _refusal(place, f"{type(state).__module__}.{type(state).__qualname__} ({state.dtype})")
 
 
-def _comes_back(value: Any) -> bool:
+def _is_loadable(value: Any) -> bool:
     """Return whether torch loads the value by itself: a dtype, a device, a type in torch's safe globals."""
     file = io.BytesIO()
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runnerkit.checkpoints.fault import fault_of, record_of
-from runnerkit.checkpoints.folder import CheckpointFolder, name_again, remove
+from runnerkit.checkpoints.folder import CheckpointFolder, link_or_copy, remove
 from runnerkit.checkpoints.index import Record, name_at, place_of
 from runnerkit.checkpoints.judge import Judge
 from runnerkit.storage import claims
@@ -30,6 +30,9 @@ class CheckpointStore:
         judge: of the best checkpoint; None: the one that judged those in the folder, if any.
         topk: number of best checkpoints to keep.
         save_last, save_best: which of the two names to create.
+
+    Attributes:
+        folder: of the files; it, `topk`, `save_last` and `save_best` may be set until the run starts.
     """
 
     def __init__(self, logdir: Path, judge: Judge | None, *, topk: int, save_last: bool, save_best: bool) -> None:
@@ -57,7 +60,7 @@ class CheckpointStore:
         if self.judge is not None:
             self.judge.judge_again(folder)
         set_branch_aside(folder, source=source, place=place, best_first=self._best_first(folder, stage))
-        self._point(folder, stage)  # the process may have been killed between writing the index and the names
+        self._set_aliases(folder, stage)  # the process may have been killed between writing the index and the names
 
     def prepare_shards(self, name: str, *, is_main_process: bool) -> Path:
         """Return the folder that an engine writes a checkpoint's shards to, before :meth:`write` names it."""
@@ -75,7 +78,7 @@ class CheckpointStore:
         folder = CheckpointFolder(self.folder)
         judge = self.judge.to_dict() if self.judge is not None else None
         record = folder.add(name, state, judged_by=judge, **what)
-        best = self._point(folder, record.stage)
+        best = self._set_aliases(folder, record.stage)
         # Keep the last but one as well: a resume falls back to it if the last is damaged.
         folder.keep([*best[: self.topk], *folder.records[-2:]])
         self.publish(folder.records, {name: state["shards"]["files"]} if "shards" in state else {})
@@ -123,13 +126,13 @@ class CheckpointStore:
         """Wait until everything is written, and end the thread."""
         self._background.close()
 
-    def _point(self, folder: CheckpointFolder, stage: str | None) -> list[Record]:
+    def _set_aliases(self, folder: CheckpointFolder, stage: str | None) -> list[Record]:
         """Point the names "last" and "best" to their checkpoints; return the scored checkpoints, best first."""
         best = self._best_first(folder, stage)
         if self.save_last and folder.records:
-            folder.point("last", folder.records[-1])
+            folder.set_alias("last", folder.records[-1])
         if self.save_best and best:
-            folder.point("best", best[0])
+            folder.set_alias("best", best[0])
         return best
 
     def _best_first(self, folder: CheckpointFolder, stage: str | None) -> list[Record]:
@@ -189,7 +192,7 @@ def set_branch_aside(
     # The aliases first: they may name any checkpoint in the index.
     for alias, records in {"last": live[-1:], "best": best[:1]}.items():
         if folder.has_alias(alias):
-            folder.point(alias, *records) if records else folder.drop_alias(alias)
+            folder.set_alias(alias, *records) if records else folder.drop_alias(alias)
     folder.records = [*live, *(record for record in folder.records if record.name in left)]
     folder.set_aside(left, ending=".abandoned")
     logger.warning(
@@ -203,5 +206,5 @@ def _adopt(folder: CheckpointFolder, source: Path, place: tuple[int, float]) -> 
     path = folder.folder / source.name
     if place_of(source.name) is None:
         path = folder.folder / f"{name_at(*place)}.pth"
-        name_again(source, path)
+        link_or_copy(source, path)
     return record_of(path)

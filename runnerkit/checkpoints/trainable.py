@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from runnerkit.checkpoints.names import without_compiled
-from runnerkit.support.torch_internals import METADATA
+from runnerkit.support.torch_internals import METADATA, metadata_of
 from runnerkit.types import StateDict
 
 FROZEN_HASH = "frozen_sha256"  # beside the version of the model in its state dict's attribute, which torch ignores
@@ -25,14 +25,14 @@ def trainable_part(module: nn.Module, state: StateDict, sha256: str) -> StateDic
     """Return `state`, weights of `module`, without frozen parameters but with the hash of all of them."""
     frozen = frozen_parameters(module)
     part = OrderedDict((name, value) for name, value in state.items() if name not in frozen)
-    metadata = getattr(state, METADATA, {})
+    metadata = metadata_of(state)
     setattr(part, METADATA, {**metadata, "": {**metadata.get("", {}), FROZEN_HASH: sha256}})
     return part
 
 
 def is_trainable_part(state: StateDict) -> bool:
     """Return whether `state` is a :func:`trainable_part`, not all of a model's weights."""
-    return FROZEN_HASH in getattr(state, METADATA, {}).get("", {})
+    return FROZEN_HASH in metadata_of(state).get("", {})
 
 
 def completed(module: nn.Module, state: StateDict, own: StateDict, *, source: str) -> StateDict:
@@ -43,7 +43,7 @@ def completed(module: nn.Module, state: StateDict, own: StateDict, *, source: st
     Raises:
         ValueError: the frozen parameters of `module` are not those of the model that was trained.
     """
-    expected = getattr(state, METADATA, {}).get("", {}).get(FROZEN_HASH)
+    expected = metadata_of(state).get("", {}).get(FROZEN_HASH)
     if expected is None:
         return state
     frozen = {name: each for name, each in frozen_parameters(module).items() if name not in state}
@@ -54,7 +54,7 @@ def completed(module: nn.Module, state: StateDict, own: StateDict, *, source: st
         )
     whole = OrderedDict((name, state[name] if name in state else own[name]) for name in own)
     whole.update((name, value) for name, value in state.items() if name not in whole)  # refused by torch, or accepted
-    setattr(whole, METADATA, getattr(state, METADATA))
+    setattr(whole, METADATA, metadata_of(state))
     return whole
 
 

@@ -101,7 +101,7 @@ class Lookahead(Optimizer):
             self._join(group)  # also groups added to the wrapped optimizer
             group["lookahead_step"] = (group["lookahead_step"] + 1) % group["lookahead_k"]
             if group["lookahead_step"] == 0:
-                self._meet(group)
+                self._update_slow_weights(group)
         return loss
 
     def _keep_first(self) -> None:
@@ -113,7 +113,7 @@ class Lookahead(Optimizer):
                     self._first[weight] = weight.detach().clone()
 
     @torch.no_grad()
-    def _meet(self, group: dict[str, Any]) -> None:
+    def _update_slow_weights(self, group: dict[str, Any]) -> None:
         fast = [weight for weight in group["params"] if _SLOW in self.state.get(weight, {})]
         if fast:
             slow = [self.state[weight][_SLOW] for weight in fast]

@@ -53,17 +53,17 @@ class LoaderWrapper(OuterLoader, ABC):
         self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop",
         endless: bool = False,
     ) -> Self:  # fmt: skip
-        """Return a copy around one process's shard; see :func:`runnerkit.sampling.sharding.shard_loader`."""
+        """Return a copy around one process's share; see :func:`runnerkit.sampling.sharding.shard_loader`."""
         place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed}
         share = shard_loader(self.origin, key=key, training=training, endless=endless, **place)
-        return self._around(share)
+        return self._with_origin(share)
 
     def for_device(self, device: torch.device) -> Self:
         """Return a copy for a process that computes on `device`."""
         placed = for_device(self.origin, device)
-        return self if placed is self.origin else self._around(placed)
+        return self if placed is self.origin else self._with_origin(placed)
 
-    def _around(self, loader: Any) -> Self:
+    def _with_origin(self, loader: Any) -> Self:
         wrapper = copy.copy(self)
         wrapper.origin = loader
         return wrapper

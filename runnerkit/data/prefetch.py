@@ -46,7 +46,7 @@ class BatchPrefetchLoaderWrapper(LoaderWrapper):
 
     def for_device(self, device: torch.device) -> Self:
         held = super().for_device(device).origin
-        placed = self._around(_pinning(held) if device.type == "cuda" else held)
+        placed = self._with_origin(_pinning(held) if device.type == "cuda" else held)
         placed.device = device
         return placed
 
@@ -90,7 +90,7 @@ def _send(batch: Batch, device: torch.device, stream: torch.cuda.Stream) -> tupl
 def _pinning(loader: Any) -> Any:
     """Return a copy of a DataLoader, also of a wrapped one, with ``pin_memory`` enabled."""
     if isinstance(loader, LoaderWrapper):
-        return loader._around(_pinning(loader.origin))
+        return loader._with_origin(_pinning(loader.origin))
     if not isinstance(loader, DataLoader) or loader.pin_memory:
         return loader
     pinning = copy.copy(loader)

@@ -75,7 +75,7 @@ class TensorLoader:
     def shard(
         self, *, key: str, training: bool, rank: int, world_size: int, seed: int, uneven: Uneven = "drop"
     ) -> Self:
-        """Return one process's shard; see :func:`runnerkit.sampling.sharding.shard_loader`."""
+        """Return one process's share; see :func:`runnerkit.sampling.sharding.shard_loader`."""
         share = copy.copy(self)
         share.batch_sampler = ShardedBatchSampler(
             self.sampler, batch_size=self.batch_size, drop_last=self.drop_last, rank=rank, world_size=world_size,

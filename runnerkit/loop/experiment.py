@@ -20,7 +20,6 @@ from runnerkit.loop.error_context import add_context
 from runnerkit.loop.listeners import Listeners
 from runnerkit.sampling.sharding import share_of
 from runnerkit.seeding.generators import set_global_seed
-from runnerkit.steps import step_watch
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -69,7 +68,8 @@ def _close(runner: IRunner) -> None:
         closing.push(partial(_close_status, runner))
         closing.callback(stage.close, runner)
         closing.callback(logs.close, runner)
-        closing.callback(step_watch.close, runner)
+        if stage.step_watch is not None:
+            closing.callback(stage.step_watch.leave, runner)
         for loader in runner.loaders.values():
             closing.callback(share_of(loader).close)
 

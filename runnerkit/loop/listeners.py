@@ -30,7 +30,7 @@ class Listeners(dict[str, tuple[Callable[[Any], None], ...]]):
 
     def bind(self, runner: IRunner, callbacks: Iterable[ICallback] = ()) -> None:
         """Find the methods of `callbacks` that run in this process, and of the runner, once for all events."""
-        acting, hears = active(runner, callbacks), runner.current_run.hears
+        acting, receives = active(runner, callbacks), runner.current_run.receives
         savers = [each for each in acting if isinstance(innermost(each), ICheckpointCallback)]
         others = [each for each in acting if each not in savers]
         for event in EVENTS:
@@ -40,8 +40,10 @@ class Listeners(dict[str, tuple[Callable[[Any], None], ...]]):
                 order = [*others, runner, *savers]
             else:
                 order = [*acting, runner]
-            self[event] = tuple(getattr(each, event) for each in order if each.listens_to(event) and hears(each, event))
-        scorers = [innermost(each) for each in savers if hears(each, "on_loader_end")]
+            self[event] = tuple(
+                getattr(each, event) for each in order if each.listens_to(event) and receives(each, event)
+            )
+        scorers = [innermost(each) for each in savers if receives(each, "on_loader_end")]
         keep = [each.keep_scored_weights for each in scorers if isinstance(each, ICheckpointCallback)]
         self["on_loader_end"] = *keep, *self["on_loader_end"]
         counting = {each.on_batch_end for each in acting if _counts_samples(each)}

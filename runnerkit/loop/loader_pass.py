@@ -12,7 +12,7 @@ from runnerkit.loop.loader_metrics import check_means, new_means, reduce_metrics
 from runnerkit.metrics.means import LoaderMeans
 from runnerkit.sampling.feed import num_workers_of
 from runnerkit.sampling.sharding import batches_of, count_batches, gives_new_batches, is_length_sure, start_epoch
-from runnerkit.steps import learning, step_watch
+from runnerkit.steps import learning
 from runnerkit.steps.budget import is_over, limit_pass
 from runnerkit.steps.gradient_step import GradientStep
 from runnerkit.support.device_move import copied
@@ -85,7 +85,8 @@ class Pass(ProcessState):
         runner.current_run.stage.use_model(runner)
         runner.gradient_step = current.gradient_step = GradientStep.of_pass(runner, num_before=current.num_skipped)
         if runner.is_train_loader:
-            step_watch.start_watch(runner)
+            if (watch := runner.current_run.stage.step_watch) is not None:
+                watch.start_pass(runner)
             runner.current_run.logs.throughput.start(runner)
             before = runner.batch_step - runner.loader_batch_step
             runner.engine.enter_training_loader(lambda: runner.batch_step - before)
@@ -109,7 +110,7 @@ class Pass(ProcessState):
             length, accumulates = runner.loader_batch_len, self.gradient_step.accumulate
             is_doubtful = length is not None and runner.is_train_loader and not is_length_sure(runner.loader)
             if is_doubtful or (length is None and accumulates):
-                iterator = _with_its_end_known(runner, iterator, looks_ahead=accumulates)
+                iterator = self._with_its_end_known(runner, iterator, looks_ahead=accumulates)
             for batch in iterator:
                 yield runner.engine.to_device(batch)
             if is_doubtful and length != runner.loader_batch_step:
@@ -117,6 +118,27 @@ class Pass(ProcessState):
         except Exception:
             runner.loader_batch_step, runner.batch = runner.loader_batch_step + 1, None  # the missing one
             raise
+
+    def _with_its_end_known(self, runner: IRunner, batches: Iterator[Batch], *, looks_ahead: bool) -> Iterator[Batch]:
+        """Let the loader's length be right when its last batch begins, whatever the loader says.
+
+        Args:
+            looks_ahead: fetch each batch ahead; otherwise only those at the end that the loader claims, and beyond.
+        """
+        is_kept = gives_new_batches(runner.loader)
+        batch = next(batches, _END)
+        while batch is not _END:
+            number, length = runner.loader_batch_step + 1, runner.loader_batch_len
+            is_ahead = looks_ahead or (length is not None and number >= length)
+            if is_ahead and not is_kept:
+                batch = copied(batch)  # the loader may write the next one into the same memory
+            following = next(batches, _END) if is_ahead else None
+            if following is _END:
+                runner.loader_batch_len = number
+            elif length is not None and number >= length:
+                runner.loader_batch_len, looks_ahead = None, True  # there are more
+            yield batch
+            batch = following if is_ahead else next(batches, _END)
 
     def start_batch(self, runner: IRunner, batch: Batch) -> None:
         """Count a batch and make it the runner's current one."""
@@ -172,7 +194,8 @@ class Pass(ProcessState):
         checks.check_not_empty(runner)
         self.gradient_step.end_pass(runner)
         if runner.is_train_loader:
-            step_watch.end_watch(runner)
+            if (watch := runner.current_run.stage.step_watch) is not None:
+                watch.end_pass(runner)
             runner.engine.leave_training_loader(runner.loader_batch_step, key=self.key)
         run, num_samples = runner.current_run, reduce_metrics(runner)
         checks.check_not_empty(runner, num_samples=num_samples)
@@ -194,7 +217,7 @@ class Pass(ProcessState):
 
 
 @contextmanager
-def aside(runner: IRunner) -> Iterator[None]:
+def restoring_pass(runner: IRunner) -> Iterator[None]:
     """Let second passes run, and return to the pass under way, or to the runner as it was before its first loader.
 
     A second pass is a second object, but users' code reads its batch, loader and metrics as attributes of the runner.
@@ -211,25 +234,3 @@ def aside(runner: IRunner) -> Iterator[None]:
 def is_training(runner: IRunner, key: str) -> bool:
     """Return whether the loader with this key is for training."""
     return key.startswith("train") and not runner.stage_key.startswith("infer")
-
-
-def _with_its_end_known(runner: IRunner, batches: Iterator[Batch], *, looks_ahead: bool) -> Iterator[Batch]:
-    """Let the loader's length be right when its last batch begins, whatever the loader says.
-
-    Args:
-        looks_ahead: fetch each batch ahead; otherwise only those at the end that the loader claims, and beyond.
-    """
-    is_kept = gives_new_batches(runner.loader)
-    batch = next(batches, _END)
-    while batch is not _END:
-        number, length = runner.loader_batch_step + 1, runner.loader_batch_len
-        is_ahead = looks_ahead or (length is not None and number >= length)
-        if is_ahead and not is_kept:
-            batch = copied(batch)  # the loader may write the next one into the same memory
-        following = next(batches, _END) if is_ahead else None
-        if following is _END:
-            runner.loader_batch_len = number
-        elif length is not None and number >= length:
-            runner.loader_batch_len, looks_ahead = None, True  # there are more
-        yield batch
-        batch = following if is_ahead else next(batches, _END)

@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 from functools import cache
+from operator import attrgetter
 from types import FunctionType
 from typing import Any
 
 _LIBRARY = "runnerkit."
+
+
+class OwnAttribute(property):
+    """An attribute that only the runner writes, under its private name; it is read without a Python function call.
+
+    Args:
+        name: without the underscore.
+    """
+
+    def __init__(self, name: str) -> None:
+        def refuse(runner: Any, value: Any) -> None:
+            raise AttributeError(
+                f"{type(runner).__name__}.{name} is the runner's own attribute, which a run needs: choose another name "
+                f"for the {type(value).__name__}"
+            )
+
+        super().__init__(attrgetter(f"_{name}"), refuse)
 
 
 def check_names(cls: type, base: type) -> None:
@@ -43,7 +61,11 @@ def _names_of(base: Any) -> tuple[set[str], set[str], set[str]]:
     holder: Any = type("Holder", (), {"_reset": base._reset})()  # the class itself is abstract
     base.__init__(holder)
     properties = {name: value for name, value in vars(base).items() if isinstance(value, property)}
-    computed = {name for name, value in properties.items() if getattr(value.fget, "__final__", False)}
+    computed = {
+        name
+        for name, value in properties.items()
+        if isinstance(value, OwnAttribute) or getattr(value.fget, "__final__", False)
+    }
     private = {name for name, value in vars(base).items() if isinstance(value, FunctionType) and name[0] == "_"}
     private = {each for each in private if each[1] != "_" and each[-1] != "_"}  # _repr_html_ may be overridden
     return vars(holder).keys() | computed, properties.keys() - computed, private

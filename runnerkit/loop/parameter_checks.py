@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from runnerkit.loop.component_checks import check_components
-from runnerkit.types import as_dict
+from runnerkit.types import as_dict, groups_of
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -51,7 +51,7 @@ def check_added(runner: IRunner) -> None:
 def parameters_of(optimizers: Mapping[str, Any]) -> Iterator[Tensor]:
     """Yield the parameters of optimizers."""
     for each in optimizers.values():
-        for group in getattr(each, "param_groups", ()):
+        for group in groups_of(each):
             yield from group["params"]
 
 

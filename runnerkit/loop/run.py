@@ -11,7 +11,7 @@ import torch
 
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.experiment import experiment
-from runnerkit.loop.loader_pass import Pass, aside, is_training
+from runnerkit.loop.loader_pass import Pass, is_training, restoring_pass
 from runnerkit.loop.position import Position
 from runnerkit.loop.run_logs import RunLogs
 from runnerkit.loop.run_status import RunStatus
@@ -152,7 +152,7 @@ class Run(ProcessState):
 
     def _validate(self, runner: IRunner) -> None:
         """Run the evaluation loaders in the middle of a training loader, whose pass then continues unchanged."""
-        with aside(runner), keep_rng():
+        with restoring_pass(runner), keep_rng():
             for key in runner.loaders:
                 if not key.startswith("train"):
                     self._run_pass(runner, key)
@@ -170,9 +170,9 @@ class Run(ProcessState):
         """Return the object whose hooks make the components."""
         return self.given_hooks or runner
 
-    def hears(self, listener: IListener, event: str) -> bool:
+    def receives(self, listener: IListener, event: str) -> bool:
         """Return whether a listener gets an event: all do, except in an evaluation within another run."""
-        return self.given_hooks is None or self.given_hooks.hears(listener, event)
+        return self.given_hooks is None or self.given_hooks.receives(listener, event)
 
     def renewed(self) -> Self:
         """Return a run of the same hooks from the same checkpoint, which has not begun."""

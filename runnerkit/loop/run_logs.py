@@ -15,7 +15,7 @@ from runnerkit.logger import ILogger, Scope, Step, StepQueue, takes
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.environment import describe_environment
 from runnerkit.loop.recorded_settings import recorded_settings
-from runnerkit.loop.stop_signals import heeded
+from runnerkit.loop.stop_signals import handling_stop_signals
 from runnerkit.loop.throughput import Throughput, with_throughput, without_throughput
 from runnerkit.steps.learning_rates import rates_of_all
 from runnerkit.storage import claims
@@ -241,7 +241,7 @@ class RunLogs(ProcessState):
 def _release(runner: IRunner, release: Callable[[], None]) -> None:
     asked: list[int] = []
     try:
-        with heeded(asked.append):  # the last checkpoint may be on its way to a store
+        with handling_stop_signals(asked.append):  # the last checkpoint may be on its way to a store
             release()
     except Exception as error:
         if runner.exception is None:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from runnerkit.engine import IEngine
 from runnerkit.loop.attributes import Components, ProcessAttributes, ProcessState
-from runnerkit.seeding.initialization import is_left_behind, leave_behind
+from runnerkit.seeding.initialization import is_left_to_checkpoint, mark_left_to_checkpoint
 from runnerkit.support import pickling
 from runnerkit.support.device_move import move
 from runnerkit.types import as_dict, is_maker
@@ -43,34 +43,34 @@ class RunResult:
         try:
             data = pickling.dumps(self.attributes)  # together, so that objects they share stay shared
         except Exception:
-            data = pickling.dumps(self._travelling())
+            data = pickling.dumps(self._picklable())
         return {"data": data}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.attributes = pickling.loads(state["data"])
 
-    def _travelling(self) -> dict[str, Any]:
+    def _picklable(self) -> dict[str, Any]:
         components = {name: self.attributes[name] for name in Components.names()}
         callbacks = {
-            key: callback if _refusal(callback) is None else _stripped(callback, f"callbacks[{key!r}]")
+            key: callback if _refusal(callback) is None else _picklable_copy(callback, f"callbacks[{key!r}]")
             for key, callback in self.attributes["callbacks"].items()
         }
         rest = {name: value for name, value in self.attributes.items() if name not in {*components, "callbacks"}}
-        return {**components, "callbacks": callbacks, **_travelling(rest, "")}
+        return {**components, "callbacks": callbacks, **_picklable_attributes(rest, "")}
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_meta else tensor.cpu()  # a tensor of the meta device cannot be moved
 
 
-def _stripped(callback: Any, name: str) -> Any:
+def _picklable_copy(callback: Any, name: str) -> Any:
     """Copy a callback without attributes that cannot be pickled, such as a lock."""
     copy = object.__new__(type(callback))
-    vars(copy).update(_travelling(vars(callback), f"{name}."))
+    vars(copy).update(_picklable_attributes(vars(callback), f"{name}."))
     return copy
 
 
-def _travelling(attributes: dict[str, Any], prefix: str) -> dict[str, Any]:
+def _picklable_attributes(attributes: dict[str, Any], prefix: str) -> dict[str, Any]:
     """Leave out attributes that cannot be pickled, with a warning, so that the other results are not lost."""
     refusals = {name: _refusal(value) for name, value in attributes.items()}
     for name, error in refusals.items():
@@ -136,7 +136,7 @@ def _adopt_component(runner: IRunner, name: str, component: Any) -> None:
         for key, each in mine.items():
             if each is not theirs[key] and hasattr(each, "load_state_dict"):
                 each.load_state_dict(theirs[key].state_dict())
-            if isinstance(each, nn.Module) and is_left_behind(theirs[key]):
-                leave_behind(each)
+            if isinstance(each, nn.Module) and is_left_to_checkpoint(theirs[key]):
+                mark_left_to_checkpoint(each)
     except (RuntimeError, ValueError, KeyError):
         setattr(runner, name, component)  # a hook replaced the one that was passed in

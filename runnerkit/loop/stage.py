@@ -16,10 +16,12 @@ from runnerkit.loop.listeners import Listeners, active
 from runnerkit.loop.loader_pass import is_training
 from runnerkit.models.evaluation_weights import EvaluationWeights
 from runnerkit.models.modes import TrainingModes
+from runnerkit.resume.overrides import options_of, put_options
 from runnerkit.seeding.generators import derive_seed, set_global_seed
-from runnerkit.steps import schedulers, step_watch
-from runnerkit.steps.budget import Budget, accumulation_of, budget_of, count_steps, paces_of
+from runnerkit.steps import schedulers
+from runnerkit.steps.budget import Budget, all_accumulation_steps, budget_of, count_steps
 from runnerkit.steps.gradient_step import WeightUnits
+from runnerkit.steps.step_watch import StepWatch
 from runnerkit.support.torch_internals import inner_schedulers
 from runnerkit.types import as_dict, like
 
@@ -43,7 +45,7 @@ class Stage(ProcessState):
         step_watch: present until the first training loader of the stage has ended.
         budget: when the stage ends; `may_end_early`, within an epoch.
         num_steps: optimizer steps until then; None if the loaders do not tell.
-        has_told_steps: whether somebody asked for that number.
+        schedule_counts_steps: whether the schedule may be for that number: it was not made before the run.
         made_schedulers: keys of the schedulers that were made by functions of that number.
         weight_units: of the batches' weights.
         checked_batch_sizes, compared_streams: keys of loaders whose first batch was checked.
@@ -60,11 +62,11 @@ class Stage(ProcessState):
         self.autocast: AbstractContextManager[Any] = nullcontext()
         self.listeners = Listeners()
         self.known_callbacks: list[ICallback] = []
-        self.step_watch: step_watch.StepWatch | None = None
+        self.step_watch: StepWatch | None = None
         self.budget = Budget(num_epochs=1)
         self.may_end_early = False
         self.num_steps: int | None = None
-        self.has_told_steps = False
+        self.schedule_counts_steps = False
         self.made_schedulers: frozenset[str] = frozenset()
         self.weight_units = WeightUnits()
         self.checked_batch_sizes: set[str] = set()
@@ -87,16 +89,22 @@ class Stage(ProcessState):
         self.weight_units = WeightUnits()
         if run.given_hooks is None:
             runner.engine.weigh_loss = None  # an exception may have left one
-        self.has_told_steps = self.has_checked_criterion = False
+        self.has_checked_criterion = False
         self._make_loaders(runner, hooks)
-        self._make_components(runner, hooks)
+        bare = self._make_components(runner, hooks)
+        options = [options_of(each) for each in as_dict(runner.optimizer).values()]  # a schedule changes them
+        self._make_scheduler(runner, hooks, bare)
         if run.given_hooks is None:  # not an evaluation
             _check_trains(runner)
         runner.callbacks = dict(call_hook(hooks.get_callbacks, stage=key))
         checks.check_callbacks(runner.callbacks, runner.loaders)
         if run.given_hooks is None:
             schedulers.check_stepped(runner)
-        self._recount_steps(runner)
+        if self._recount_steps(runner) and self.schedule_counts_steps:
+            # The callbacks accumulate batches: the schedule may be for another number of steps than the run takes.
+            for optimizer, own in zip(as_dict(runner.optimizer).values(), options, strict=True):
+                put_options(optimizer, own)
+            self._make_scheduler(runner, hooks, bare)
         run.logs.claim(runner, map(innermost, runner.callbacks.values()))  # before anything in the logdir is read
         if not run.resume_point.find(runner, key):
             return False
@@ -105,7 +113,7 @@ class Stage(ProcessState):
             set_global_seed(derive_seed(runner.seed, "rank", rank))
         self._start_callbacks(runner)
         self.listeners.bind(runner, runner.callbacks.values())
-        self.step_watch = step_watch.watch_of_stage(runner)
+        self.step_watch = StepWatch.of_stage(runner)
         return True
 
     def close(self, runner: IRunner) -> None:
@@ -167,7 +175,8 @@ class Stage(ProcessState):
         checks.check_shares(runner)
         self.num_steps = count_steps(runner, {runner.accumulation_steps})
 
-    def _make_components(self, runner: IRunner, hooks: Any) -> None:
+    def _make_components(self, runner: IRunner, hooks: Any) -> dict[str, Any]:
+        """Make all but the scheduler; return the optimizers as the hook made them."""
         engine, key = runner.engine, runner.stage_key
         with engine.making_model(seed=runner.seed):
             model = call_hook(hooks.get_model, stage=key)
@@ -183,12 +192,6 @@ class Stage(ProcessState):
         bare = as_dict(runner.optimizer)
         models, optimizers = engine.prepare(as_dict(runner.model), bare)
         self.training_model, runner.optimizer = like(model, models), like(runner.optimizer, optimizers)
-        runner.scheduler, self.made_schedulers = None, frozenset()
-        if not is_infer:
-            runner.scheduler = call_hook(hooks.get_scheduler, stage=key, optimizer=runner.optimizer)
-            prepared = {f"prepared {name}": each for name, each in optimizers.items()}
-            schedulers.check_scheduler(runner.scheduler, {**bare, **prepared})
-        _bind_schedulers(runner.scheduler, {id(each): optimizers[name] for name, each in bare.items()})
         self.optimized = {*parameter_checks.parameters_of(optimizers)}
         for optimizer in optimizers.values():
             engine.precision.watch(optimizer)
@@ -197,13 +200,22 @@ class Stage(ProcessState):
         self.training_modes = {
             name: TrainingModes(each, engine.trained_module(each)) for name, each in models.items() if trains
         }
+        return bare
 
-    def _recount_steps(self, runner: IRunner) -> None:
-        """Tell the callbacks how many batches to accumulate, and count the stage's steps with what they do.
+    def _make_scheduler(self, runner: IRunner, hooks: Any, bare: dict[str, Any]) -> None:
+        """Make the scheduler of the prepared optimizer, `bare` before."""
+        runner.scheduler, key, self.made_schedulers = None, runner.stage_key, frozenset()
+        self.schedule_counts_steps = True  # the hook may use `num_steps`; one that does not says so
+        if not key.startswith("infer"):
+            runner.scheduler = call_hook(hooks.get_scheduler, stage=key, optimizer=runner.optimizer)
+        optimizers = as_dict(runner.optimizer)
+        prepared = {f"prepared {name}": each for name, each in optimizers.items()}
+        schedulers.check_scheduler(runner.scheduler, {**bare, **prepared})
+        _bind_schedulers(runner.scheduler, {id(each): optimizers[name] for name, each in bare.items()})
+        self.schedule_counts_steps = self.schedule_counts_steps and runner.scheduler is not None
 
-        Raises:
-            ValueError: they take other steps than the scheduler was made for.
-        """
+    def _recount_steps(self, runner: IRunner) -> bool:
+        """Tell the callbacks how many batches to accumulate; return whether the stage's steps are others with these."""
         steppers = optimizer_callbacks(runner.callbacks)
         clips = runner.gradient_clip is not None and not runner.steps_itself  # learn() clips
         knobs = {"gradient_clip": clips, "accumulation_steps": runner.accumulation_steps > 1}
@@ -216,14 +228,8 @@ class Stage(ProcessState):
         for each in steppers:
             own = each.own_accumulation_steps
             each.accumulation_steps = own if own > 1 else runner.accumulation_steps
-        told, self.num_steps = self.num_steps, count_steps(runner, paces_of(runner))
-        if self.has_told_steps and told != self.num_steps:
-            raise ValueError(
-                f"num_steps was {told} when the scheduler was made, but the OptimizerCallback accumulates "
-                f"{accumulation_of(runner)} batches, which gives {self.num_steps} steps: set "
-                f"accumulation_steps = {accumulation_of(runner)} on the runner, or pass it to train(), not to the "
-                "callback"
-            )
+        before, self.num_steps = self.num_steps, count_steps(runner, all_accumulation_steps(runner))
+        return before != self.num_steps
 
     def _start_callbacks(self, runner: IRunner) -> None:
         """Call ``on_experiment_start`` of the callbacks that earlier stages did not have."""
@@ -232,7 +238,7 @@ class Stage(ProcessState):
         checks.warn_of_misspelt(runner, map(innermost, new))
         for callback in active(runner, new):
             known.append(callback)
-            if runner.current_run.hears(callback, "on_experiment_start"):
+            if runner.current_run.receives(callback, "on_experiment_start"):
                 callback.on_experiment_start(runner)
 
 

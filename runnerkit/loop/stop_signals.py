@@ -56,7 +56,7 @@ class StopRequests:
     def __init__(self) -> None:
         self.number: int | None = None  # of the signal that this process received, or TIME_IS_UP
         self._next = 1
-        self._told_at = 0, 0.0  # step, and rank zero's clock
+        self._agreed_at = 0, 0.0  # step, and rank zero's clock
 
     def ask(self, number: int) -> None:
         """Record a signal."""
@@ -75,15 +75,15 @@ class StopRequests:
     def agree(self, step: int, engine: IEngine) -> int | None:
         """Return the signal that any process received, or None; every rank must call: this gathers."""
         told = engine.gather_object((self.number, time.monotonic()))
-        before, clock = self._told_at
+        before, clock = self._agreed_at
         steps_per_s = (step - before) / max(1e-6, told[0][1] - clock)
         self._next = step + max(1, int(steps_per_s * _AGREE_EVERY_S))
-        self._told_at = step, told[0][1]
+        self._agreed_at = step, told[0][1]
         return next((number for number, _ in told if number is not None), None)
 
 
 @contextmanager
-def heeded(ask: Callable[[int], None]) -> Iterator[None]:
+def handling_stop_signals(ask: Callable[[int], None]) -> Iterator[None]:
     """Log the first signal in the body and call `ask`; another one, over a second later, has its original effect.
 
     Signals that the user handles are left alone, and so are all signals outside the main thread.
@@ -91,7 +91,7 @@ def heeded(ask: Callable[[int], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: handler for number in SIGNALS if _is_free(handler := signal.getsignal(number))}
+    before = {number: handler for number in SIGNALS if _has_default_effect(handler := signal.getsignal(number))}
     owner = os.getpid()
     asked_at: float | None = None
 
@@ -105,7 +105,7 @@ def heeded(ask: Callable[[int], None]) -> Iterator[None]:
             asked_at = time.monotonic()
             original = _passed_on()
             if original is None:
-                _tell(number)
+                _log_request(number)
             ask(original or number)
         elif number == signal.SIGINT or time.monotonic() - asked_at > _SAME_S:
             signal.signal(number, before[signal.Signals(number)])
@@ -135,7 +135,7 @@ def _passed_on() -> int | None:
     return int(path.read_text())
 
 
-def _tell(number: int) -> None:
+def _log_request(number: int) -> None:
     words = (
         f"{signal.Signals(number).name}: the run stops after the current step or evaluation, and saves if it has a "
         "CheckpointCallback in mode 'runner'; send the signal again to stop at once"
@@ -144,5 +144,5 @@ def _tell(number: int) -> None:
     threading.Thread(target=logger.warning, args=(words,), name="runnerkit-signal").start()
 
 
-def _is_free(handler: Any) -> bool:
+def _has_default_effect(handler: Any) -> bool:
     return handler in (signal.SIG_DFL, signal.default_int_handler) or getattr(handler, "is_runnerkits", False)

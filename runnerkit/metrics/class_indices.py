@@ -20,8 +20,8 @@ def class_indices(
     an earlier check would cost a host sync, and scattering an invalid index on a GPU would end the process.
 
     Args:
-        outputs: logits (N, C, ...) of C > 1 classes, or one output per target, see :func:`decided`, with the shape of
-            `targets` or (N, 1, ...); class indices need `num_classes`.
+        outputs: logits (N, C, ...) of C > 1 classes, or one output per target with the shape of `targets` or (N, 1,
+            ...), see :func:`predicted_classes`; class indices need `num_classes`.
         targets: class indices (N, ...).
         num_classes: C; None takes it from the logits.
         threshold: a score above it is class 1.
@@ -41,15 +41,15 @@ def class_indices(
         num_classes = _checked_classes(2, num_classes)
     if num_classes is None:
         raise ValueError("outputs are class indices, not logits: pass num_classes=")
-    outputs, targets = decided(outputs, threshold).reshape(-1), targets.reshape(-1)
+    outputs, targets = predicted_classes(outputs, threshold).reshape(-1), targets.reshape(-1)
     if targets.device.type in _FREE_TO_READ:
         for name, indices in (("targets", targets), ("outputs", outputs)):
             check_classes(indices, num_classes=num_classes, name=name)
-    outputs, targets = (_or_beyond(each, num_classes=num_classes) for each in (outputs, targets))
+    outputs, targets = (_with_others_last(each, num_classes=num_classes) for each in (outputs, targets))
     return outputs, targets, num_classes
 
 
-def decided(outputs: Tensor, threshold: float | None) -> Tensor:
+def predicted_classes(outputs: Tensor, threshold: float | None) -> Tensor:
     """Return the classes of one output per target: float scores above the threshold are class 1, others are classes.
 
     Args:
@@ -151,7 +151,7 @@ def check_all_classes(num_outside: dict[str, Tensor], *, num_classes: int) -> No
             raise ValueError(f"{int(count)} {name} are outside of [0, {num_classes}); {_LEAVE_OUT}")
 
 
-def _or_beyond(indices: Tensor, *, num_classes: int) -> Tensor:
+def _with_others_last(indices: Tensor, *, num_classes: int) -> Tensor:
     whole = indices.long()
     is_class = (whole >= 0) & (whole < num_classes)
     if indices.is_floating_point():

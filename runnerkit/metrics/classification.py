@@ -11,9 +11,9 @@ from runnerkit.metrics.class_indices import (
     check_logits,
     check_multilabel,
     check_none_outside,
-    decided,
     is_above,
     num_outside,
+    predicted_classes,
 )
 from runnerkit.metrics.metric import Sums, SumsMetric, checked_topk, ratio
 from runnerkit.support.arguments import check_integers, check_numbers
@@ -45,7 +45,7 @@ def topk_hits(logits: Tensor, targets: Tensor, topk: Sequence[int], *, threshold
     if logits.shape[1:] in ((), (1,)) and targets.shape in (logits.shape, logits.shape[:1]):
         if any(k != 1 for k in topk):
             raise ValueError(f"topk must be 1 for one output per row, {tuple(logits.shape)}, got {tuple(topk)}")
-        is_hit = decided(logits, threshold).reshape(-1).eq(targets.reshape(-1))
+        is_hit = predicted_classes(logits, threshold).reshape(-1).eq(targets.reshape(-1))
         return [is_hit.sum(dtype=dtype) for _ in topk]
     if logits.ndim != 2 or targets.shape != logits.shape[:1]:
         raise ValueError(

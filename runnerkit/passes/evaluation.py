@@ -120,7 +120,7 @@ class EvaluationHooks(ProcessState):
             runner.criterion = self.criterion if self.criterion is not None else runner.criterion
             yield
 
-    def hears(self, listener: IListener, event: str) -> bool:
+    def receives(self, listener: IListener, event: str) -> bool:
         """Return whether a listener gets an event of the evaluation.
 
         In a run under way, its listeners get those of a loader and its batches. Those in whose methods the evaluation

@@ -238,7 +238,7 @@ def warn_of_changes(
     known = [name for name in names if name.startswith("hparams.") or (name in saved and name in passed)]
     own, taken, logged = [], [], []
     for name in known:
-        before, given, applied = _told(saved, name), _told(passed, name), _told(now, name)
+        before, given, applied = _describe(saved, name), _describe(passed, name), _describe(now, name)
         if name.startswith("optimizer") and "." in name and not takes_passed:
             applied = before  # its groups come from the checkpoint, its defaults do not
         if applied != given:
@@ -281,5 +281,5 @@ def check_one_cycle(runner: IRunner, passed: Mapping[str, Any], source: str) -> 
             )
 
 
-def _told(settings: Mapping[str, Any], name: str) -> str:
+def _describe(settings: Mapping[str, Any], name: str) -> str:
     return _ADDRESS.sub("", repr(settings[name])) if name in settings else "absent"

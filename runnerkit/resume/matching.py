@@ -10,7 +10,7 @@ from torch import nn
 
 from runnerkit.callback import ICallback, innermost
 from runnerkit.checkpoints.weights import listed
-from runnerkit.types import StateDict, as_dict
+from runnerkit.types import StateDict, as_dict, groups_of
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -31,7 +31,7 @@ def parameter_names(runner: IRunner, models: Mapping[str, nn.Module]) -> dict[st
         # Of a tied parameter the first name in the alphabet: the order in which modules were made may change.
         known[id(parameter)] = min(name, known.get(id(parameter), name))
     return {
-        key: [[known.get(id(each), "") for each in group["params"]] for group in getattr(optimizer, "param_groups", [])]
+        key: [[known.get(id(each), "") for each in group["params"]] for group in groups_of(optimizer)]
         for key, optimizer in as_dict(runner.optimizer).items()
     }
 

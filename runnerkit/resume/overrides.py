@@ -6,12 +6,13 @@ import inspect
 import warnings
 from typing import Any, Literal, TypeAlias
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from runnerkit.errors import did_you_mean
 from runnerkit.support.torch_internals import INNER_SCHEDULERS
-from runnerkit.types import StateDict
+from runnerkit.types import StateDict, groups_of
 from runnerkit.warmup import WarmupLR
 
 Source: TypeAlias = Literal["checkpoint", "arguments"]
@@ -40,12 +41,20 @@ def options_of(optimizer: Any) -> list[dict[str, Any]]:
     accepted = inspect.signature(type(optimizer)).parameters.values()
     takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in accepted)
     own = set() if takes_any else set(getattr(optimizer, "defaults", {})) - {each.name for each in accepted}
-    return [{name: value for name, value in group.items() if name not in {"params", *own}} for group in groups]
+    left = {"params", *own}
+    return [
+        {
+            name: value.clone() if isinstance(value, Tensor) else value
+            for name, value in group.items()
+            if name not in left
+        }
+        for group in groups
+    ]
 
 
 def put_options(optimizer: Any, options: list[dict[str, Any]]) -> None:
     """Restore the options from :func:`options_of`; the optimizer's state, such as its momentum, is kept."""
-    for group, own in zip(getattr(optimizer, "param_groups", []), options, strict=False):
+    for group, own in zip(groups_of(optimizer), options, strict=False):
         group.update(own)
 
 

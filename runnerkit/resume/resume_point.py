@@ -114,7 +114,7 @@ class ResumePoint:
         is_over = not self.is_epoch_left(runner) and not runner.need_early_stop
         if is_last and is_over and runner.engine.is_main_process:
             # A warning, because it is shown without logging.basicConfig(); a run that does nothing looks broken.
-            logger.warning("%s", budget.words_of_end(runner))
+            logger.warning("%s", budget.describe_end(runner))
         else:
             step = self.found.step
             where = f", within loader {step.loader!r}" if self.is_within_epoch else ""

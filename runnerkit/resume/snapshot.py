@@ -211,7 +211,7 @@ class Snapshot:
             compatibility.warn_of_changes(state["settings"], passed, now, source, takes_passed=takes_passed)
         runner.current_run.position.load_state_dict(runner, state["counters"])
         compatibility.check_one_cycle(runner, passed, source)
-        runner.need_early_stop = state["counters"]["need_early_stop"] and self._stops_again(runner, state)
+        runner.need_early_stop = state["counters"]["need_early_stop"] and self._stays_stopped(runner, state)
         self.within = LoaderPlace.from_state(state["within"]) if state["within"] is not None else None
         for key, position in state.get("streams", {}).items():
             if (share := share_of(runner.loaders.get(key))).continues:
@@ -277,7 +277,7 @@ class Snapshot:
         if state := states[ranks.rank % len(states)]:
             runner.load_state_dict(state)
 
-    def _stops_again(self, runner: IRunner, state: StateDict) -> bool:
+    def _stays_stopped(self, runner: IRunner, state: StateDict) -> bool:
         """Return whether a stage that was stopped early stays stopped: its callback may be gone or more patient now."""
         by = state.get("stopped_by", [])  # empty: stopped by a callback without a reason to check, so the stop stays
         stops = not by or not set(by).isdisjoint(_stoppers(runner))

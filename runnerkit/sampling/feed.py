@@ -1,4 +1,4 @@
-"""The loader behind a shard: the shard shows the user's data set, and the feed yields the batches."""
+"""The loader behind a process's own one: that shows the user's data set, and the feed yields the batches."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class OuterLoader:
     origin: Any
 
 
-def with_feed(shard: DataLoader[Any], share: LoaderShare, **replaced: Any) -> DataLoader[Any]:
-    """Give `shard`, which shows the user's data set, the loader that its batches really come from."""
+def with_feed(own: DataLoader[Any], share: LoaderShare, **replaced: Any) -> DataLoader[Any]:
+    """Give `own`, which shows the user's data set, the loader that its batches really come from."""
     # DataLoader cannot be changed after __init__, and calling __init__ again would lose what a subclass or the
     # user set. A copy of its attributes keeps workers, collate_fn, generator and everything else.
-    feed = copy.copy(shard)
+    feed = copy.copy(own)
     vars(feed).update(replaced)
-    feed._iterator = shard._iterator = None  # persistent workers belong to one loader
+    feed._iterator = own._iterator = None  # persistent workers belong to one loader
     forget_length(feed)
-    feed.worker_init_fn = WorkerStart(shard.worker_init_fn)
-    vars(shard).update(_feed=feed, _share=share)
-    return shard
+    feed.worker_init_fn = WorkerStart(own.worker_init_fn)
+    vars(own).update(_feed=feed, _share=share)
+    return own
 
 
 def feed_of(loader: Any) -> Any:

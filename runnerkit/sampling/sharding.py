@@ -188,12 +188,12 @@ def _share_files(loader: DataLoader[Any], *, key: str, training: bool, **place: 
 def _with_order(loader: DataLoader[Any], share: ShardedBatchSampler | ShardedBatches) -> DataLoader[Any]:
     """Return a copy of `loader` that fetches the samples, or batches, of `share`."""
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    shard = copy.copy(loader)
-    vars(shard)[name] = share
+    own = copy.copy(loader)
+    vars(own)[name] = share
     if not is_seeded(loader.dataset, loader.collate_fn):
-        return with_feed(shard, share)  # without places, which cost a tuple per sample
+        return with_feed(own, share)  # without places, which cost a tuple per sample
     dataset = SeededDataset(loader.dataset, training=share.training, seed=share.seed, collate_fn=loader.collate_fn)
-    return with_feed(shard, share, dataset=dataset, **{name: Places(share)})
+    return with_feed(own, share, dataset=dataset, **{name: Places(share)})
 
 
 def batches_of(loader: Any) -> Iterator[Any]:

@@ -67,14 +67,14 @@ def is_on_meta(model: nn.Module) -> bool:
     return any(each.is_meta for each in model.parameters())
 
 
-def leave_behind(model: nn.Module) -> None:
+def mark_left_to_checkpoint(model: nn.Module) -> None:
     """Mark a model on the meta device whose parameters have values in the checkpoints of a run only."""
-    setattr(model, _LEFT_BEHIND, True)
+    setattr(model, _LEFT_TO_CHECKPOINT, True)
 
 
-def is_left_behind(model: nn.Module) -> bool:
-    """Return whether :func:`leave_behind` was called with `model`, and no values were loaded since."""
-    return getattr(model, _LEFT_BEHIND, False) and is_on_meta(model)
+def is_left_to_checkpoint(model: nn.Module) -> bool:
+    """Return whether :func:`mark_left_to_checkpoint` was called with `model`, and no values were loaded since."""
+    return getattr(model, _LEFT_TO_CHECKPOINT, False) and is_on_meta(model)
 
 
 def initialize_parameters(model: nn.Module, *, seed: int) -> nn.Module:
@@ -224,4 +224,4 @@ def _refuse(unfilled: Iterable[str]) -> None:
 
 
 _NUM_LISTED = 8
-_LEFT_BEHIND = "weights_left_behind"
+_LEFT_TO_CHECKPOINT = "weights_left_behind"

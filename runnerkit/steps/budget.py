@@ -95,7 +95,7 @@ def is_epoch_left(runner: IRunner) -> bool:
     return runner.stage_epoch_step < _or_infinite(runner.stage_epoch_len) and not is_over(runner)
 
 
-def words_of_end(runner: IRunner) -> str:
+def describe_end(runner: IRunner) -> str:
     """Describe the progress towards each limit, and the argument to raise."""
     done = {
         "num_epochs": runner.stage_epoch_step,
@@ -164,7 +164,7 @@ def steps_per_epoch(runner: IRunner) -> int | None:
     lengths = [count_batches(loader) for key, loader in runner.loaders.items() if key.startswith("train")]
     if None in lengths:
         return None
-    return sum(_steps_in(length or 0, paces_of(runner)) for length in lengths) * runner.steps_per_batch
+    return sum(_steps_in(length or 0, all_accumulation_steps(runner)) for length in lengths) * runner.steps_per_batch
 
 
 def _steps_in(num_batches: int, paces: Collection[int]) -> int:
@@ -178,10 +178,10 @@ def _steps_in(num_batches: int, paces: Collection[int]) -> int:
 
 def accumulation_of(runner: IRunner) -> int:
     """Return how many batches the stage's optimizer callbacks accumulate, the fewest if they differ."""
-    return min(paces_of(runner))
+    return min(all_accumulation_steps(runner))
 
 
-def paces_of(runner: IRunner) -> set[int]:
+def all_accumulation_steps(runner: IRunner) -> set[int]:
     """Return how many batches each of the stage's optimizer callbacks accumulates."""
     return {each.accumulation_steps for each in optimizer_callbacks(runner.callbacks)} or {1}
 

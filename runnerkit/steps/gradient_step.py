@@ -275,9 +275,10 @@ class GradientStep(ProcessState):
         return share
 
     def is_due(self, runner: IRunner, every: int) -> bool:
-        """Return whether the current batch reaches a multiple of `every` optimizer steps; from their own order on.
+        """Return whether the current batch reaches a multiple of `every` optimizer steps.
 
-        A step that ``handle_batch`` made without ``learn`` is counted after the batch's callbacks.
+        Known once the optimizer has stepped: in ``on_batch_end`` after OptimizerCallbacks, and later. A step that
+        ``handle_batch`` makes without ``learn`` is counted after the batch's callbacks only.
         """
         if self.stepped_at == runner.batch_step:
             return runner.optimizer_step % every < self.num_steps

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runnerkit.callback import ISchedulerCallback, innermost
 from runnerkit.errors import UnknownKeyError
 from runnerkit.steps.diverged import advice
 from runnerkit.steps.gradient_step import GradientStep, gradients_of
@@ -131,14 +132,27 @@ def finish_batch(runner: IRunner) -> None:
         step.num_steps = 1
         runner.optimizer_step += 1
         runner.stage_optimizer_step += 1
-    elif runner.current_run.stage.has_told_steps and step.num_steps != runner.steps_per_batch:
-        told = runner.current_run.stage.num_steps
+    elif step.num_steps != runner.steps_per_batch and _counts_steps(runner):
         raise ValueError(
-            f"num_steps was {told} when the scheduler was made, with {runner.steps_per_batch} steps in each batch, but "
-            f"learn() made {step.num_steps} in batch {runner.loader_batch_step} of loader "
-            f"{runner.loader_key!r}: set steps_per_batch in the runner's class, or override get_scheduler and use "
-            "your own number"
+            f"num_steps was {runner.num_steps} when the scheduler was made, with {runner.steps_per_batch} steps in "
+            f"each batch, but learn() made {step.num_steps} in batch {runner.loader_batch_step} of loader "
+            f"{runner.loader_key!r}: set steps_per_batch in the runner's class; if the number differs between batches, "
+            "use a schedule for epochs, with scheduler_interval='epoch'"
         )
+
+
+def _counts_steps(runner: IRunner) -> bool:
+    """Return whether the schedule may be for a number of steps: made in the run, and not only stepped per epoch.
+
+    The user's code may step what a hook made at any time; a function that was passed to ``train`` was told the number.
+    """
+    stage = runner.current_run.stage
+    if not stage.schedule_counts_steps:
+        return False
+    if runner.scheduler_interval == "manual":
+        return bool(stage.made_schedulers)
+    steppers = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, ISchedulerCallback)]
+    return not steppers or not all(each.is_per_epoch for each in steppers)
 
 
 def check_losses(runner: IRunner) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from torch.optim import Optimizer
 
 from runnerkit.callback import ISchedulerCallback, innermost
-from runnerkit.types import as_dict
+from runnerkit.types import as_dict, groups_of
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -73,7 +73,7 @@ def check_scheduler(scheduler: Any, optimizer: Any) -> None:
         TypeError, ValueError: with what to do.
     """
     check_form(scheduler)
-    groups = {id(group) for each in as_dict(optimizer).values() for group in getattr(each, "param_groups", [])}
+    groups = {id(group) for each in as_dict(optimizer).values() for group in groups_of(each)}
     for key, each in as_dict(scheduler).items():
         own = getattr(each, "optimizer", None)
         if groups and isinstance(own, Optimizer) and not any(id(group) in groups for group in own.param_groups):

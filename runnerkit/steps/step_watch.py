@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 class StepWatch:
     """A hook that notices the first step of any torch optimizer in this process; after that it costs nothing.
+
+    A stage has one, as ``stage.step_watch``, until its first complete training loader has ended.
 
     >>> import torch
     >>> watch = StepWatch()
@@ -47,58 +49,60 @@ class StepWatch:
             self._hook.remove()
             self._hook = None
 
+    @classmethod
+    def of_stage(cls, runner: IRunner) -> Self | None:
+        """Return a watch for a stage in which the user's code has to call the optimizer, otherwise None.
 
-def watch_of_stage(runner: IRunner) -> StepWatch | None:
-    """Return a watch for a stage in which the user's code has to call the optimizer, otherwise None.
+        An OptimizerCallback steps, accumulates or raises. Optimizers from outside torch do not run hooks.
+        """
+        has_callback = any(isinstance(innermost(each), IOptimizerCallback) for each in runner.callbacks.values())
+        are_torchs = all(isinstance(each, Optimizer) for each in as_dict(runner.optimizer).values())
+        is_to_train = runner.optimizer is not None or runner.criterion is not None
+        return cls() if is_to_train and are_torchs and not has_callback else None
 
-    An OptimizerCallback steps, accumulates or raises. Optimizers from outside torch do not run hooks.
-    """
-    has_callback = any(isinstance(innermost(each), IOptimizerCallback) for each in runner.callbacks.values())
-    are_torchs = all(isinstance(each, Optimizer) for each in as_dict(runner.optimizer).values())
-    is_to_train = runner.optimizer is not None or runner.criterion is not None
-    return StepWatch() if is_to_train and are_torchs and not has_callback else None
+    def start_pass(self, runner: IRunner) -> None:
+        """Start to watch in a complete training loader, not in the rest of an interrupted one."""
+        if not runner.loader_pass.num_skipped:
+            self.open()
+            runner.current_run.stage.listeners["on_step_end"] += (self._close_after_step,)
 
+    def _close_after_step(self, runner: IRunner) -> None:
+        """Remove the hook after the first step, on ``on_step_end``: torch cannot remove a hook while it runs."""
+        stage = runner.current_run.stage
+        if stage.step_watch is None or self.has_stepped:
+            self.leave(runner)
+            others = (each for each in stage.listeners["on_step_end"] if each != self._close_after_step)
+            stage.listeners["on_step_end"] = tuple(others)
 
-def start_watch(runner: IRunner) -> None:
-    """Start to watch in the first complete training loader of the stage, not in the rest of an interrupted one."""
-    stage = runner.current_run.stage
-    if stage.step_watch is not None and not runner.loader_pass.num_skipped:
-        stage.step_watch.open()
-        stage.listeners["on_step_end"] += (_close_after_step,)
+    def end_pass(self, runner: IRunner) -> None:
+        """Warn, once per stage, if a complete training loader ended without a step."""
+        if runner.loader_pass.num_skipped:
+            return
+        self.leave(runner)
+        if not self.has_stepped and runner.engine.is_main_process and not _may_have_skipped(runner):
+            self._warn(runner)
 
+    def leave(self, runner: IRunner) -> None:
+        """Stop watching the stage, even after an error."""
+        self.close()
+        runner.current_run.stage.step_watch = None
 
-def _close_after_step(runner: IRunner) -> None:
-    """Remove the hook after the first step, on ``on_step_end``: torch cannot remove a hook while it runs."""
-    stage = runner.current_run.stage
-    if stage.step_watch is None or stage.step_watch.has_stepped:
-        close(runner)
-        others = (each for each in stage.listeners["on_step_end"] if each is not _close_after_step)
-        stage.listeners["on_step_end"] = tuple(others)
-
-
-def end_watch(runner: IRunner) -> None:
-    """Warn, once per stage, if a complete training loader ended without a step."""
-    watch = runner.current_run.stage.step_watch
-    if watch is None or runner.loader_pass.num_skipped:
-        return
-    close(runner)
-    if watch.has_stepped or not runner.engine.is_main_process or _may_have_skipped(runner):
-        return
-    where = f"in the first pass over loader {runner.loader_key!r} ({runner.loader_batch_step} batches)"
-    if runner.optimizer is None:
+    def _warn(self, runner: IRunner) -> None:
+        where = f"in the first pass over loader {runner.loader_key!r} ({runner.loader_batch_step} batches)"
+        if runner.optimizer is None:
+            logger.warning(
+                "there is a criterion but no optimizer, and no other optimizer stepped %s, so nothing was trained: "
+                "pass optimizer= or override get_optimizer; to evaluate, call evaluate_loader", where,
+            )  # fmt: skip
+            return
+        kinds = {key: type(each).__name__ for key, each in as_dict(runner.optimizer).items()}
+        names = ", ".join(f"{key!r} ({kind})" if key else kind for key, kind in kinds.items())
         logger.warning(
-            "there is a criterion but no optimizer, and no other optimizer stepped %s, so nothing was trained: pass "
-            "optimizer= or override get_optimizer; to evaluate, call evaluate_loader", where,
+            "optimizer %s did not step %s, so nothing was trained: put the loss, a tensor, into "
+            "self.batch_metrics['loss'] and pass callbacks=[BackwardCallback('loss'), OptimizerCallback('loss')], or "
+            "call self.learn(loss) in handle_batch. Ignore this if your optimizer steps after more batches than that",
+            names, where,
         )  # fmt: skip
-        return
-    kinds = {key: type(each).__name__ for key, each in as_dict(runner.optimizer).items()}
-    names = ", ".join(f"{key!r} ({kind})" if key else kind for key, kind in kinds.items())
-    logger.warning(
-        "optimizer %s did not step %s, so nothing was trained: put the loss, a tensor, into "
-        "self.batch_metrics['loss'] and pass callbacks=[BackwardCallback('loss'), OptimizerCallback('loss')], or call "
-        "self.learn(loss) in handle_batch. Ignore this if your "
-        "optimizer steps after more batches than that", names, where,
-    )  # fmt: skip
 
 
 def _may_have_skipped(runner: IRunner) -> bool:
@@ -106,11 +110,3 @@ def _may_have_skipped(runner: IRunner) -> bool:
     groups = [group for each in as_dict(runner.optimizer).values() for group in each.param_groups]
     has_gradients = any(parameter.grad is not None for group in groups for parameter in group["params"])
     return runner.engine.precision.skips_steps and has_gradients
-
-
-def close(runner: IRunner) -> None:
-    """Stop watching, even after an error."""
-    stage = runner.current_run.stage
-    if stage.step_watch is not None:
-        stage.step_watch.close()
-        stage.step_watch = None

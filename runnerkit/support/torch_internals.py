@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -51,6 +51,11 @@ norm_of_each = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
 
 # Of the loaders of this process.
 raise_if_a_worker_was_killed = signal_handling._error_if_any_worker_fails  # type: ignore[attr-defined]
+
+
+def metadata_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the versions of modules that a model's state dict holds beside the tensors, by name of the module."""
+    return getattr(state, METADATA, {})
 
 
 def inner_schedulers(scheduler: Any) -> list[Any]:

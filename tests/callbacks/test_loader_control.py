@@ -8,6 +8,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
 from tests.callbacks.recording import Recording, record
+from tests.interrupt import at
+from tests.tiny import loader, train
 
 KEYS = ("train", "train_more", "valid", "valid_more")
 
@@ -122,3 +124,38 @@ def test_early_stopping_passes_over_epochs_without_the_loader():
 
     assert ran["valid"] == [2, 4, 6]
     assert runner.epoch_step == 6
+
+
+@pytest.mark.parametrize(
+    ("event", "key", "ends"),
+    [
+        ("on_experiment_start", None, (0, 0, 0)),
+        ("on_stage_start", None, (0, 0, 0)),
+        ("on_epoch_start", None, (1, 4, 4)),
+        ("on_loader_start", "train", (2, 5, 8)),
+        ("on_batch_start", "train", (2, 5, 8)),
+        ("on_batch_end", "train", (2, 5, 8)),
+        ("on_validation_end", "train", (2, 6, 6)),
+        ("on_step_end", "train", (2, 5, 8)),
+        ("on_loader_end", "train", (1, 4, 4)),
+        ("on_loader_start", "valid", (2, 8, 7)),
+        ("on_batch_end", "valid", (2, 8, 7)),
+        ("on_loader_end", "valid", (1, 4, 4)),
+        ("on_epoch_end", None, (1, 4, 4)),
+        ("on_stage_end", None, (2, 8, 8)),
+    ],
+)
+def test_what_need_early_stop_ends(event, key, ends):
+    """Set once, in an event of a pass it ends this pass, before its next batch; elsewhere it ends the stage."""
+    ended, evaluated = [], []
+
+    def end(runner):
+        if not ended and key in (None, runner.loader_key):
+            runner.need_early_stop = True
+            ended.append(event)
+
+    note = at("on_batch_start", lambda runner: evaluated.append(runner.loader_key != "train"))
+    loaders = {"train": loader(16, 4), "valid": loader(4, 2)}
+    runner = train(loaders=loaders, callbacks=[at(event, end), note], num_epochs=2, valid_every_steps=2)
+
+    assert (runner.epoch_step, runner.batch_step, sum(evaluated)) == ends

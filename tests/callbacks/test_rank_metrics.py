@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from runnerkit.callbacks.debug.parts.rank_metrics import tolerance_of, unlike
+from runnerkit.callbacks.debug.parts.rank_metrics import differing, tolerance_of
 from runnerkit.engines import AMPEngine, CPUEngine
 
 
@@ -22,12 +22,12 @@ def test_one_sample_of_a_thousand_counted_twice_is_noticed_on_any_device(engine,
     """The tolerance is relative, so a loss of 1e-5 is not treated as zero."""
     right, padded = sum(range(1000)) / 1000, sum([*range(1000), 999]) / 1001
 
-    assert unlike({"loss": scale * padded}, {"loss": scale * right}, tolerance=tolerance_of(engine)) == {"loss"}
+    assert differing({"loss": scale * padded}, {"loss": scale * right}, tolerance=tolerance_of(engine)) == {"loss"}
 
 
 def test_rounding_and_nan_are_alike():
     """A mean of both signs may be zero up to float64 rounding, and two NaNs are equal."""
     nan = float("nan")
 
-    assert unlike({"a": 1e-15, "b": nan, "c": 1.0}, {"a": 0.0, "b": nan, "c": 1 + 1e-7}, tolerance=1e-6) == set()
-    assert unlike({"a": 1e-15}, {"a": 0.0}, tolerance=0.0) == {"a"}
+    assert differing({"a": 1e-15, "b": nan, "c": 1.0}, {"a": 0.0, "b": nan, "c": 1 + 1e-7}, tolerance=1e-6) == set()
+    assert differing({"a": 1e-15}, {"a": 0.0}, tolerance=0.0) == {"a"}

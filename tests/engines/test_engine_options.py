@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
+from runnerkit.job_process import ThisProcess
 from tests.interrupt import Interrupt
 from tests.tiny import loader, mlp, sgd, train, train_by_hand, weights
 
@@ -203,3 +204,31 @@ def test_a_backend_that_cannot_work_is_refused_before_processes_start(monkeypatc
 
     with pytest.raises(RuntimeError, match=words):
         engine(2, device="cpu", backend=backend).launch(lambda: None)
+
+
+class Local(ThisProcess):
+    """A launcher that counts its jobs."""
+
+    num_jobs = 0
+
+    def launch(self, fn):
+        self.num_jobs += 1
+        return super().launch(fn)
+
+
+def test_a_launcher_may_be_an_attribute_and_another_value_of_that_name_is_refused():
+    """An engine of 0.1.0 may have had such an attribute, which would hide the method."""
+
+    class Own(dl.CPUEngine):
+        def __init__(self, launcher):
+            super().__init__()
+            self.launcher = launcher
+
+    engine = Own(None)
+    engine.launcher = Local(engine)
+    train(engine=engine)
+    assert engine.launcher.num_jobs == 1
+
+    for value in ("slurm", lambda: "slurm"):
+        with pytest.raises(TypeError, match=r"Own.launcher must be a method that returns a Launcher, .* another name"):
+            train(engine=Own(value))

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn
 
 from runnerkit.checkpoints.store import CheckpointStore
-from runnerkit.loop.stop_signals import TIME_IS_UP, StopRequests, heeded, stopped_by
+from runnerkit.loop.stop_signals import TIME_IS_UP, StopRequests, handling_stop_signals, stopped_by
 from runnerkit.steps.budget import is_epoch_left
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class StopOnSignal:
     def listen(self) -> None:
         """Take notice of signals until :meth:`close`."""
         self.number, self._requests = None, StopRequests()
-        self._signals.enter_context(heeded(self._requests.ask))
+        self._signals.enter_context(handling_stop_signals(self._requests.ask))
 
     def after_step(self, runner: IRunner) -> int | None:
         """Return the signal to stop for; every rank must call, after every step."""

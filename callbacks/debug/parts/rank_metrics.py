@@ -23,7 +23,7 @@ def tolerance_of(engine: IEngine) -> float:
     return 1e-6 if engine.device.type == "cpu" and isinstance(engine.precision, FP32) else 1e-4
 
 
-def unlike(metrics: Mapping[str, float], others: Metrics, *, tolerance: float) -> set[str]:
+def differing(metrics: Mapping[str, float], others: Metrics, *, tolerance: float) -> set[str]:
     """Return the common metrics that differ by more than `tolerance`; two NaNs are equal."""
     return {name for name in metrics.keys() & others.keys() if not _is_close(metrics[name], others[name], tolerance)}
 

@@ -26,7 +26,7 @@ _LENGTHS = ("total_steps", "T_max", "total_iters", "T_0", "num_training_steps", 
 _OR_PER_EPOCH = "if epochs are meant, write scheduler_interval='epoch'"
 
 
-def wants(scheduler: Any) -> str | None:
+def required_argument(scheduler: Any) -> str | None:
     """Return the argument that ``step`` needs: "metrics", "epoch" or None."""
     if scheduler is None:
         return None
@@ -42,7 +42,7 @@ def own_unit(scheduler: Any, *, is_made: bool) -> Literal["step", "epoch"]:
         is_made: whether a function made it, which was told the number of steps.
     """
     after = scheduler.after if isinstance(scheduler, WarmupLR) else scheduler
-    return "step" if isinstance(after, _PER_STEP) or (is_made and wants(after) is None) else "epoch"
+    return "step" if isinstance(after, _PER_STEP) or (is_made and required_argument(after) is None) else "epoch"
 
 
 def check_unit(scheduler: Any, runner: IRunner) -> None:
@@ -63,7 +63,7 @@ def check_unit(scheduler: Any, runner: IRunner) -> None:
                 f"{name} is stepped after each epoch, but was made for all {length} {counts[length]} of the run: "
                 f"{_remedy(scheduler)}; {_OR_PER_EPOCH}"
             )
-    is_told = wants(scheduler) == "metrics" or hasattr(scheduler, "step_update")
+    is_told = required_argument(scheduler) == "metrics" or hasattr(scheduler, "step_update")
     if per_epoch is not None and stage.num_steps < per_epoch and not is_told and not isinstance(scheduler, WarmupLR):
         raise ValueError(
             f"{type(scheduler).__name__} is stepped after each epoch, but the run ends after {stage.num_steps} of the "
@@ -76,7 +76,9 @@ def warn_if_idle(scheduler: Any, runner: IRunner) -> None:
     """Warn at the end of a stage of steps that its only epoch ended with it, and a scheduler acted after all steps."""
     is_of_steps = runner.current_run.stage.budget.num_steps is not None
     is_one_epoch = runner.stage_epoch_step == 1 and runner.stage_optimizer_step > 0
-    acts_otherwise = isinstance(scheduler, WarmupLR) or hasattr(scheduler, "step_update") or wants(scheduler)
+    acts_otherwise = (
+        isinstance(scheduler, WarmupLR) or hasattr(scheduler, "step_update") or required_argument(scheduler)
+    )
     if not is_of_steps or not is_one_epoch or acts_otherwise or not runner.engine.is_main_process:
         return
     logger.warning(

@@ -96,18 +96,18 @@ class WeightAverageCallback(IWeightAverageCallback):
                 runner.engine.evaluation_model(model)
 
     def on_validation_end(self, runner: IRunner) -> None:
-        self._take_back()
+        self._exchange_back()
 
     def on_epoch_end(self, runner: IRunner) -> None:
-        self._take_back()
+        self._exchange_back()
 
-    def _take_back(self) -> None:
+    def _exchange_back(self) -> None:
         # Not at a loader's end, where other callbacks may evaluate again.
         if self._is_exchanged:
             self._exchange()
 
     def on_exception(self, runner: IRunner) -> None:
-        self._take_back()
+        self._exchange_back()
         self.averages = {}
 
     def on_stage_end(self, runner: IRunner) -> None:

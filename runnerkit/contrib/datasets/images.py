@@ -237,7 +237,7 @@ def _provide(published: Any, files: Sequence[str], root: Path, *, download: bool
     if not download:
         raise FileNotFoundError(f"no {name} in {str(root)!r}: {missing[0]} is missing; pass download=True")
     try:
-        with _arriving(files, root) as folder, _socket_timeout(DOWNLOAD_TIMEOUT_S):
+        with _moving_into(files, root) as folder, _socket_timeout(DOWNLOAD_TIMEOUT_S):
             published(folder, download=True)
     except (OSError, RuntimeError, HTTPException) as error:
         reason = " ".join(str(error).split())  # torchvision's message has several lines
@@ -252,7 +252,7 @@ def _unpack(archives: Path, files: Sequence[str], root: Path) -> None:
     sources = {file: archives / f"{Path(file).name}.gz" for file in files}
     if not all(source.is_file() for source in sources.values()):
         return
-    with _arriving(files, root) as folder:
+    with _moving_into(files, root) as folder:
         for file, source in sources.items():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             with gzip.open(source) as packed, (folder / file).open("wb") as unpacked:
@@ -260,7 +260,7 @@ def _unpack(archives: Path, files: Sequence[str], root: Path) -> None:
 
 
 @contextmanager
-def _arriving(files: Sequence[str], root: Path) -> Iterator[Path]:
+def _moving_into(files: Sequence[str], root: Path) -> Iterator[Path]:
     """Yield an empty folder; if the body succeeds, move `files` from it into `root` atomically."""
     root.mkdir(parents=True, exist_ok=True)
     # One folder per process, on the file system of `root`, where os.replace is atomic.

@@ -148,15 +148,15 @@ class _Lane:
         """Read the next samples, fewer only at the lane's end."""
         if self._samples is None:
             self._open(seeders)
-        samples = self._some(num_samples, seeders)
+        samples = self._read_samples(num_samples, seeders)
         while len(samples) < num_samples and not self.has_ended:
             self._open_next(seeders)
-            samples += self._some(num_samples - len(samples), seeders)
+            samples += self._read_samples(num_samples - len(samples), seeders)
         if self._seekable is not None and self.num_samples - self.first >= _SAMPLES_PER_STATE and not self.has_ended:
             self.first, self.state, self.has_moved_on = self.num_samples, self._seekable.state_dict(), True
         return samples
 
-    def _some(self, num_samples: int, seeders: list[Callable[[int], object]]) -> list[Any]:
+    def _read_samples(self, num_samples: int, seeders: list[Callable[[int], object]]) -> list[Any]:
         """Read samples of the open shard, seeding the generators before each."""
         assert self._samples is not None
         if seeders:
@@ -180,7 +180,7 @@ class _Lane:
         """Open the shard of the lane's place, and read the samples again that were taken from it."""
         num_taken, self.num_samples = self.num_samples - self.first, self.first
         self._iterate_shard(seeders)
-        self._some(num_taken, seeders)
+        self._read_samples(num_taken, seeders)
 
     def _open_next(self, seeders: list[Callable[[int], object]]) -> None:
         """Open the shard after the current one; in evaluation, the lane ends with its last."""
