@@ -10,10 +10,11 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from runnerkit.callback import CallbackOrder, ICheckpointCallback, optimizer_callbacks
 from runnerkit.callbacks.control.parts.stop_on_signal import StopOnSignal
+from runnerkit.callbacks.control.parts.store_attribute import StoreAttribute
 from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.checkpoints.index import name_at
 from runnerkit.checkpoints.judge import Judge
@@ -41,24 +42,6 @@ __all__ = ["CheckpointCallback"]
 logger = logging.getLogger(__name__)
 
 _CLOCK_BATCHES = 20  # at least as many between two agreements on the time: each one is a broadcast
-
-
-T = TypeVar("T")
-
-
-class _OfStore(Generic[T]):
-    """An attribute of the callback that its store holds."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, callback: CheckpointCallback | None, owner: type) -> T:
-        if callback is None:
-            raise AttributeError(f"{owner.__name__}.{self._name} is an attribute of instances")
-        return vars(callback._store)[self._name]  # type: ignore[no-any-return]
-
-    def __set__(self, callback: CheckpointCallback, value: T) -> None:
-        vars(callback._store)[self._name] = value
 
 
 class CheckpointCallback(ICheckpointCallback):
@@ -105,10 +88,10 @@ class CheckpointCallback(ICheckpointCallback):
 
     store_class = CheckpointStore  # how and where: a subclass of the callback may name another
 
-    folder = _OfStore[Path]()
-    topk = _OfStore[int]()
-    save_last = _OfStore[bool]()
-    save_best = _OfStore[bool]()
+    folder = StoreAttribute[Path]()
+    topk = StoreAttribute[int]()
+    save_last = StoreAttribute[bool]()
+    save_best = StoreAttribute[bool]()
 
     def __init__(
         self,

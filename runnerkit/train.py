@@ -12,7 +12,6 @@ from runnerkit import callbacks as parts  # each is imported when it is first us
 from runnerkit.callback import ICallback, IOptimizerCallback
 from runnerkit.engine import IEngine
 from runnerkit.engines import choose_engine, get_available_engine
-from runnerkit.errors import UnknownKeyError
 from runnerkit.logger import ILogger
 from runnerkit.loop import checks
 from runnerkit.loop.attributes import ProcessState
@@ -24,12 +23,12 @@ from runnerkit.passes.prediction import Prediction, as_frame, stream, write
 from runnerkit.resume.overrides import Source
 from runnerkit.runner import IRunner
 from runnerkit.steps.budget import Budget
-from runnerkit.steps.makers import check_made
+from runnerkit.steps.makers import make_optimizers, make_schedulers
 from runnerkit.steps.schedulers import Interval, unstepped
 from runnerkit.storage.remote.urls import as_url
 from runnerkit.support.arguments import check_paths, check_seed, explain_calls
 from runnerkit.train_options import ELSEWHERE, TrainOptions, callbacks_by_key, holds
-from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict, is_maker, like
+from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict, is_maker
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -210,34 +209,13 @@ class Runner(IRunner):
         return self._given.criterion
 
     def get_optimizer(self, stage: str, model: Any) -> Optimizers | None:
-        given: dict[str, Any] = as_dict(self._given.optimizer)
-        models = as_dict(model)
-
-        def parameters(key: str) -> list[Any]:
-            own = [models[key]] if key in models else models.values()  # one optimizer may train several models
-            return [parameter for each in own for parameter in each.parameters()]
-
-        made = {key: each(parameters(key)) if is_maker(each) else each for key, each in given.items()}
-        if any(map(is_maker, given.values())):
-            check_made(made, what="optimizer")
-        optimizers: Optimizers | None = like(self._given.optimizer, made)
-        return optimizers
+        return make_optimizers(self._given.optimizer, model)
 
     def get_scheduler(self, stage: str, optimizer: Any) -> Scheduler | None:
-        given = as_dict(self._given.scheduler)
-        if not any(map(is_maker, given.values())):
-            self.current_run.stage.schedule_counts_steps = False
-            return self._given.scheduler
-        optimizers = as_dict(optimizer)
-        missing = sorted(given.keys() - optimizers.keys())
-        if missing:
-            raise UnknownKeyError(
-                f"scheduler {missing[0]!r} is a function of an optimizer; there are {sorted(optimizers)}"
-            )
-        made = {key: each(optimizers[key], self.num_steps) if is_maker(each) else each for key, each in given.items()}
-        check_made(made, what="scheduler")
-        self.current_run.stage.made_schedulers = frozenset(key for key, each in given.items() if is_maker(each))
-        return like(self._given.scheduler, made)
+        given, opened = self._given.scheduler, self.current_run.stage
+        opened.made_schedulers = frozenset(key for key, each in as_dict(given).items() if is_maker(each))
+        opened.schedule_counts_steps = bool(opened.made_schedulers) or given is None  # a subclass may make one itself
+        return make_schedulers(given, optimizer, self.num_steps)
 
     def get_callbacks(self, stage: str) -> dict[str, ICallback]:
         callbacks = dict(self._given.callbacks)

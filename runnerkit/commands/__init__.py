@@ -1,1 +1,1 @@
-"""The ``runnerkit`` command line: `cli` declares the commands, and one module implements each of them."""
+"""The ``runnerkit`` command line: `cli` declares the commands, `arguments` what they share, others implement them."""

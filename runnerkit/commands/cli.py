@@ -15,6 +15,22 @@ from typing import Annotated, Literal
 import typer
 from typer.main import get_command
 
+from runnerkit.commands.arguments import (
+    AsJson,
+    Engine,
+    Loaders,
+    Logdir,
+    Logdirs,
+    Metrics,
+    NewLogdir,
+    Nproc,
+    Overrides,
+    Precision,
+    Which,
+    print_json,
+    print_path,
+    shown,
+)
 from runnerkit.commands.config import TrainingError, read_config
 from runnerkit.errors import UnknownKeyError
 from runnerkit.version import __version__
@@ -25,25 +41,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # help and errors as plain text
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Logdir = Annotated[Path, typer.Argument(help="folder or URL of the run", metavar="LOGDIR", show_default=False)]
-Logdirs = Annotated[
-    list[Path], typer.Argument(help="folders or URLs of runs, at any depth", metavar="LOGDIR", show_default=False)
-]
-Metrics = Annotated[list[str] | None, typer.Option("--metric", help="show only this metric; repeatable")]
-Loaders = Annotated[list[str] | None, typer.Option("--loader", help="show only this loader; repeatable")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(help="overrides of the file's values", metavar="[KEY=VALUE]...", show_default=False),
-]
-Engine = Annotated[str | None, typer.Option(help="cpu, gpu, dp, ddp, fsdp, horovod, or the name of an engine class")]
-Nproc = Annotated[int | None, typer.Option(help="number of processes of a distributed engine")]
-Precision = Annotated[str | None, typer.Option(help="fp32, fp16, bf16, or amp, which chooses by device")]
-AsJson = Annotated[bool, typer.Option("--json", help="print one line of JSON; see runnerkit schema")]
-NewLogdir = Annotated[
-    Path | None, typer.Option(help="folder or URL for logs and checkpoints; by default a new folder in logs/")
-]
-Which = Annotated[Literal["best", "last"], typer.Option(help="checkpoint to export from a logdir")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,9 +112,9 @@ def run(
         save_config(config, folder / FILE)
     train(config, runner, {**arguments, "logdir": folder, "resume": "auto" if resume else None})
     if get_rank() == 0 and as_json:
-        _print_json({"logdir": _shown(folder), "metrics": runner.epoch_metrics})
+        print_json({"logdir": shown(folder), "metrics": runner.epoch_metrics})
     elif get_rank() == 0:
-        _print_path(folder)
+        print_path(folder)
 
 
 @app.command(epilog="Example: runnerkit tune config.yaml --trials 20 optimizer.lr=1e-4..0.1:log hparams.width=32,64")
@@ -142,7 +139,7 @@ def tune(
     folder = logdir or Path("logs", f"{file.stem}-tune")
     score, values = search(file, overrides or [], given, num_trials=trials, logdir=folder)
     if as_json:
-        _print_json({"best": score, "values": values, "config": str(folder / BEST)})
+        print_json({"best": score, "values": values, "config": str(folder / BEST)})
         return
     typer.echo("\n".join([f"best: {score:.6g}", *(f"{key}={value}" for key, value in values.items())]))
     typer.echo(f"runnerkit run {folder / BEST}")
@@ -207,26 +204,7 @@ def export(
         export_safetensors(source, out, which=which)
     else:
         export_configured(read_config(config_file), source, out, to=to, which=which)
-    _print_path(out, as_json)
-
-
-def _print_path(path: Path, as_json: bool = False) -> None:
-    if as_json:
-        _print_json({"path": _shown(path)})
-    else:
-        typer.echo(_shown(path))
-
-
-def _shown(path: Path) -> str:
-    from runnerkit.storage.remote.urls import as_url
-
-    return as_url(path) or str(path)
-
-
-def _print_json(value: object) -> None:
-    from runnerkit.support.strict_json import strict_json
-
-    typer.echo(strict_json(value, indent=None))
+    print_path(out, as_json)
 
 
 @app.command(epilog="Example: runnerkit new digits && cd digits && python -m pytest; runnerkit new train.py")
@@ -241,7 +219,7 @@ def new(
 
     files = write_starter(path)
     if as_json:
-        _print_json({"path": str(path), "files": list(map(str, files))})
+        print_json({"path": str(path), "files": list(map(str, files))})
     else:
         typer.echo("\n".join(map(str, files)))
 
@@ -254,7 +232,7 @@ def env(as_json: AsJson = False) -> None:
 
     facts = {**describe_environment(), "launcher": describe_launcher()}
     if as_json:
-        _print_json(facts)
+        print_json(facts)
     else:
         typer.echo(json.dumps(facts, indent=2))
 
@@ -275,7 +253,7 @@ def metrics(
     if as_json:
         from runnerkit.commands.metrics_json import metrics_json
 
-        _print_json(metrics_json(logdirs, metric=metric, loader=loader))
+        print_json(metrics_json(logdirs, metric=metric, loader=loader))
         return
     typer.echo(metrics_text(logdirs, metric=metric, loader=loader, as_csv=csv), nl=False)
 
@@ -299,7 +277,7 @@ def plot(
         raise ValueError("pass either --all or --metric")
     metrics = "all" if every else metric or None
     path = plot_metrics(logdirs, path=output, metrics=metrics, loaders=loader or None, log_scale=log or ())
-    _print_path(path, as_json)
+    print_path(path, as_json)
 
 
 @app.command(epilog="Example: runnerkit watch logs/digits --metric loss --metric accuracy")
@@ -319,7 +297,7 @@ def watch(
         if len(logdirs) > 1:
             raise ValueError(f"--json prints the status of one run, got {len(logdirs)}")
         for status in statuses(logdirs[0], once=once):
-            _print_json(status)
+            print_json(status)
         return
     from runnerkit.commands.watch import watch as watch_curves
 
@@ -337,7 +315,7 @@ def report(
     """Write a self-contained HTML page: curves, best values and settings of a run, or a comparison of several runs."""
     from runnerkit.history.report import write_report
 
-    _print_path(write_report(logdirs, path=output), as_json)
+    print_path(write_report(logdirs, path=output), as_json)
 
 
 @app.command(epilog="Example: runnerkit fetch s3://bucket/run logs/run && tensorboard --logdir logs/run")
@@ -356,7 +334,7 @@ def fetch(
     if folder.exists():
         raise FileExistsError(f"{folder} exists: choose a new folder")
     copy_into(folder, source)
-    _print_path(folder, as_json)
+    print_path(folder, as_json)
 
 
 @app.command(epilog="Example: runnerkit doctor logs/digits")
@@ -366,7 +344,7 @@ def doctor(logdir: Logdir, as_json: AsJson = False) -> None:
 
     report = examine(logdir)
     if as_json:
-        _print_json(report.as_dict())
+        print_json(report.as_dict())
     else:
         typer.echo(report)
     raise typer.Exit(1 if report.num_broken else 0)
@@ -383,11 +361,11 @@ def docs(
     from runnerkit.commands.docs_pages import page_text, pages
 
     if topic is not None and as_json:
-        _print_json({"topic": topic, "text": page_text(topic)})
+        print_json({"topic": topic, "text": page_text(topic)})
     elif topic is not None:
         typer.echo(page_text(topic))
     elif as_json:
-        _print_json(
+        print_json(
             {"topics": [{"topic": each.topic, "title": each.title, "summary": each.summary} for each in pages()]}
         )
     else:

@@ -1,11 +1,12 @@
-"""Checks of the functions that may be passed for an optimizer or a scheduler."""
+"""Functions that may be passed for an optimizer or a scheduler: they are checked and called."""
 
 from __future__ import annotations
 
 from inspect import signature
 from typing import Any
 
-from runnerkit.types import as_dict, is_maker
+from runnerkit.errors import UnknownKeyError
+from runnerkit.types import Optimizers, Scheduler, as_dict, is_maker, like
 
 
 def check_makers(optimizer: Any, scheduler: Any) -> None:
@@ -31,7 +32,45 @@ def _check(maker: Any, *, what: str, takes: str, num_arguments: int) -> None:
         raise TypeError(f"{what}= is a function {parameters}, but is called with {takes}") from None
 
 
-def check_made(made: Any, *, what: str) -> None:
+def make_optimizers(given: Any, model: Any) -> Optimizers | None:
+    """Return optimizers, those passed as functions made for the model of their key, or else for all models.
+
+    Raises:
+        TypeError: a function returned something else.
+    """
+    models = as_dict(model)
+
+    def parameters(key: str) -> list[Any]:
+        own = [models[key]] if key in models else models.values()  # one optimizer may train several models
+        return [parameter for each in own for parameter in each.parameters()]
+
+    made = {key: each(parameters(key)) if is_maker(each) else each for key, each in as_dict(given).items()}
+    if any(map(is_maker, as_dict(given).values())):
+        _check_made(made, what="optimizer")
+    optimizers: Optimizers | None = like(given, made)
+    return optimizers
+
+
+def make_schedulers(given: Any, optimizer: Any, num_steps: int | None) -> Scheduler | None:
+    """Return schedulers, those passed as functions made for the optimizer of their key and the number of steps.
+
+    Raises:
+        KeyError: there is no such optimizer.
+        TypeError: a function returned something else.
+    """
+    by_key, optimizers = as_dict(given), as_dict(optimizer)
+    if not any(map(is_maker, by_key.values())):
+        return given  # type: ignore[no-any-return]
+    missing = sorted(by_key.keys() - optimizers.keys())
+    if missing:
+        raise UnknownKeyError(f"scheduler {missing[0]!r} is a function of an optimizer; there are {sorted(optimizers)}")
+    made = {key: each(optimizers[key], num_steps) if is_maker(each) else each for key, each in by_key.items()}
+    _check_made(made, what="scheduler")
+    schedulers: Scheduler | None = like(given, made)
+    return schedulers
+
+
+def _check_made(made: Any, *, what: str) -> None:
     """Raise if a function that was passed for an optimizer or a scheduler returned something else.
 
     Raises:
