@@ -149,17 +149,22 @@ def test_a_schedule_for_another_number_of_steps_raises():
         train(Undeclared(), scheduler=decay, callbacks=[dl.SchedulerCallback(mode="batch")])
 
     class WithHook(Undeclared):
+        scheduler_interval = "step"
+
         def get_scheduler(self, stage, optimizer):
             return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step, total=self.num_steps: 1 - step / total)
 
     with pytest.raises(ValueError, match=r"num_steps was 12 .* learn.. made 3 in batch 1"):
         train(WithHook())
+    with pytest.raises(ValueError, match=r"num_steps was 12 .* learn.. made 3 in batch 1"):
+        train(Undeclared(), scheduler=decay, scheduler_interval="manual")
 
     class PerEpoch(Undeclared):
         def get_scheduler(self, stage, optimizer):
             return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
 
-    assert torch.equal(train(PerEpoch(), callbacks=[dl.SchedulerCallback(mode="epoch")]), by_hand())
+    for interval in (None, "epoch", "manual"):  # your code may step the last after any number of steps
+        assert torch.equal(train(PerEpoch(), scheduler_interval=interval), by_hand())
 
 
 def test_optimizers_that_take_turns_count_as_one_step_each_batch():
