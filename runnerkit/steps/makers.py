@@ -60,14 +60,13 @@ def make_schedulers(given: Any, optimizer: Any, num_steps: int | None) -> Schedu
     """
     by_key, optimizers = as_dict(given), as_dict(optimizer)
     if not any(map(is_maker, by_key.values())):
-        return given  # type: ignore[no-any-return]
+        return given
     missing = sorted(by_key.keys() - optimizers.keys())
     if missing:
         raise UnknownKeyError(f"scheduler {missing[0]!r} is a function of an optimizer; there are {sorted(optimizers)}")
     made = {key: each(optimizers[key], num_steps) if is_maker(each) else each for key, each in by_key.items()}
     _check_made(made, what="scheduler")
-    schedulers: Scheduler | None = like(given, made)
-    return schedulers
+    return like(given, made)
 
 
 def _check_made(made: Any, *, what: str) -> None:
