@@ -31,7 +31,7 @@ def html_of(runner: IRunner) -> str:
     """
     epochs = {**runner.experiment_metrics}
     if runner.epoch_metrics:
-        epochs[runner.epoch_step] = {**runner.epoch_metrics}
+        epochs |= {runner.epoch_step: {**runner.epoch_metrics}}
     loaders = list(dict.fromkeys(loader for metrics in epochs.values() for loader in metrics))
     parts = [
         f"<strong>{_name(type(runner).__name__)}</strong> <span>{escape(state_of(runner))}</span>",
