@@ -95,7 +95,7 @@ def test_many_metrics_do_not_make_a_tall_picture(tmp_path: Path, figures: list[F
 
 
 def test_a_single_point_and_a_run_of_constants_are_drawn(tmp_path: Path, figures: list[Figure]) -> None:
-    """Metrics of one epoch are not constant; if nothing changes, something is drawn nevertheless."""
+    """After one epoch nothing is constant; if nothing changes, something is drawn nevertheless."""
     write(tmp_path / "one", lambda _: {"a": 1.0, "b": 2.0}, range(1))
     write(tmp_path / "constant", lambda _: {"a": 1.0, "b": 2.0}, range(3))
 

@@ -101,7 +101,7 @@ def test_several_optimizers_have_a_key_each_and_precision_is_named(tmp_path):
 
 
 def test_the_table_of_a_sweep_has_what_differs(tmp_path):
-    """Each row has its run's values; what is equal, and what a hyperparameter tells already, is left out."""
+    """Each row has its run's values; what is equal, or what a hyperparameter tells already, is left out."""
     for lr, size in ((0.1, 4), (0.01, 8)):
         model = mlp()
         train(model, optimizer=torch.optim.SGD(model.parameters(), lr=lr), loaders={"train": loader(16, size)},

@@ -6,6 +6,7 @@ import pytest
 
 from runnerkit.callback import CallbackOrder
 from runnerkit.callbacks.control.early_stop import EarlyStoppingCallback
+from runnerkit.loop.run import Run
 from tests.callbacks.stand_ins import make_runner
 
 
@@ -15,7 +16,7 @@ def make_callback(patience=2, *, minimize=True, min_delta=1e-6):
 
 def stops_after(callback, scores):
     """Return the epoch after which the stage ends, or None; a score of None means that the loader did not run."""
-    runner = make_runner()
+    runner = make_runner(current_run=Run())
     for epoch, score in enumerate(scores, start=1):
         runner.epoch_step = epoch
         runner.epoch_metrics = {} if score is None else {"valid": {"score": score}}
