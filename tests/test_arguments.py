@@ -83,7 +83,7 @@ def test_count_is_an_integer_from_1_on(callback, name, value):
          "class_names must be a list of str or None, got 2"),
         (metrics.IOUMetric, {"weights": 2.5}, TypeError, "weights must be a list of numbers or None, got 2.5"),
         (metrics.IOUMetric, {"class_dim": "8"}, TypeError, "class_dim must be an integer, got '8'"),
-        (dl.OptimizerCallback, {"grad_clip_params": 2}, TypeError, "grad_clip_params must be a dict or None, got 2"),
+        (dl.OptimizerCallback, {"grad_clip_params": 2}, TypeError, "grad_clip_params must be a dict or None, got 2; pass for example grad_clip_params=dict(...)"),
         (dl.PruningCallback, {"amount": None}, TypeError, "amount must be a number, got None"),
         (dl.OnnxCallback, {"opset_version": "8"}, TypeError, "opset_version must be an integer >= 1 or None, got '8'"),
         (dl.TracingCallback, {"filename": 0}, TypeError, "filename must be a str, got 0"),
