@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runnerkit.support.torch_internals import SKIPS_ITSELF
+from runnerkit.support.torch_internals import SKIPS_ITSELF, num_changes
 from runnerkit.types import StateDict
 
 
@@ -176,7 +176,7 @@ class AMP(Precision):
             self._versions = self._versions_now()
 
     def _versions_now(self) -> list[int]:
-        return [each._version for optimizer in self._watched for each in self.parameters(optimizer)]
+        return [num_changes(each) for optimizer in self._watched for each in self.parameters(optimizer)]
 
     def _refuse_scaled_climb(self) -> None:
         """Raise if weights moved since the last backward pass, without a step, and its gradients are gone."""

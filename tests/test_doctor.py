@@ -222,10 +222,10 @@ def repeat_line(logdir):
 
 
 APPENDED = {
-    "row torn": ("csv/train.csv", "train,5", "line 6 has 2 of 6 cells, incomplete: resuming drops it"),
+    "row torn": ("csv/train.csv", "train,5", "line 6 has 2 of 5 cells, incomplete: resuming drops it"),
     "row twice": ("csv/valid.csv", "train,4,16,0.5\n", "line 6: row is logged twice at epoch 4"),
     "row back": ("csv/valid.csv", "train,2,8,0.5\n", "line 6: goes back to epoch 2, step 8 from epoch 4, step 16"),
-    "epochs missing": ("csv/train.csv", "train,7,28,0.5,0.5,0.5\n", "line 6: epoch 7 follows epoch 4: the"),
+    "epochs missing": ("csv/train.csv", "train,7,28,0.5,0.5\n", "line 6: epoch 7 follows epoch 4: the"),
     "no number": ("csv/valid.csv", "train,5,20,low\n", "line 6 has a cell that is not a number: could"),
     "zeros": ("csv/train.csv", "\0" * 5 + '"', ""),
     "line torn": ("metrics.jsonl", '{"scope":', "is truncated or damaged after "),

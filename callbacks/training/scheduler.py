@@ -72,7 +72,8 @@ class SchedulerCallback(ISchedulerCallback):
         self._steps_per_batch = self._is_ever_per_batch = False
         self._optimizer_stepped = self._updates = False
         self._scheduler: Any = None
-        self._count: int | None = None  # its steps after the last one, to see those of others
+        self._count: int | None = None  # its steps after the first one, to see those of others
+        self._is_checked = False
         self._after: Any = None  # the one after the warmup, or the scheduler itself
         self._hooks: list[Any] = []
         self._filter: Any = None
@@ -149,7 +150,7 @@ class SchedulerCallback(ISchedulerCallback):
             self._follow(scheduler, runner)
 
     def _follow(self, scheduler: Any, runner: IRunner) -> None:
-        self._scheduler, self._count = scheduler, None
+        self._scheduler, self._count, self._is_checked = scheduler, None, False
         self._after = scheduler.after if isinstance(scheduler, WarmupLR) else scheduler
         is_made = (self.scheduler_key or "") in runner.current_run.stage.made_schedulers
         self._steps_per_batch = (self._unit or own_unit(scheduler, is_made=is_made)) == "step"
@@ -228,11 +229,9 @@ class SchedulerCallback(ISchedulerCallback):
     def _step(self, scheduler: Any, runner: IRunner, metric: Any) -> None:
         if scheduler is None:  # no scheduler after the warmup
             return
-        if self._count is not None and self._count != getattr(scheduler, "last_epoch", None):
-            raise ValueError(
-                f"{type(scheduler).__name__} is stepped by the run, and by your code too, so the learning rate changes "
-                "twice as fast: leave out your step(), or write scheduler_interval='manual'"
-            )
+        is_checked = self._is_checked
+        if not is_checked:
+            self._check_is_alone(scheduler)
         argument = self._argument_of(scheduler)
         if argument == "metrics":
             scheduler.step(self._epoch_metric(runner) if metric is None else metric)
@@ -240,7 +239,19 @@ class SchedulerCallback(ISchedulerCallback):
             scheduler.step(runner.stage_epoch_step)
         else:
             scheduler.step()
-        self._count = getattr(scheduler, "last_epoch", None)
+        if not is_checked:
+            self._count = getattr(scheduler, "last_epoch", None)
+
+    def _check_is_alone(self, scheduler: Any) -> None:
+        """Raise, at the second step, if other code has stepped the scheduler since the first one."""
+        if self._count is None:
+            return
+        self._is_checked = True
+        if getattr(scheduler, "last_epoch", self._count) > self._count:  # a smaller one: the run has gone back
+            raise ValueError(
+                f"{type(scheduler).__name__} is stepped by the run, and by your code too, so the learning rate changes "
+                "twice as fast: leave out your step(), or write scheduler_interval='manual'"
+            )
 
     def _argument_of(self, scheduler: Any) -> str | None:
         if id(scheduler) not in self._arguments:

@@ -128,7 +128,8 @@ class RunLogs(ProcessState):
             self._send(runner, "log_hparams", hparams, environment=environment)
 
     def log_metrics(self, runner: IRunner, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of a pass over a loader."""
+        """Log the metrics of a pass over a loader, after those of the training steps before it."""
+        self.hand_over_steps(runner)
         for key, logger in list(runner.loggers.items()):
             if logger.log_epoch_metrics:
                 self._call(runner, key, logger, "log_scalars", metrics, step=runner.step, scope="loader")

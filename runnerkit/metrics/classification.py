@@ -123,18 +123,23 @@ class AccuracyMetric(SumsMetric):
         self.threshold = threshold
         self.topk = _topk(self, topk, num_classes)
         # By name of the value, the name of the sum: those in checkpoints keep the names of earlier versions.
-        self._sum_names = {"accuracy" if k == 1 else f"accuracy{k:02d}": f"accuracy{k:02d}" for k in self.topk}
-        super().__init__(self._sum_names, prefix=prefix, suffix=suffix)
+        self._sum_names = [f"accuracy{k:02d}" for k in self.topk]
+        names = ["accuracy" if k == 1 else f"accuracy{k:02d}" for k in self.topk]
+        self._shares = list(zip(names, self._sum_names, strict=True))
+        super().__init__(names, prefix=prefix, suffix=suffix)
 
     def count(self, logits: Tensor, targets: Tensor) -> Sums:
         hits = topk_hits(logits.detach(), targets, self.topk, threshold=self.threshold)
-        sums: Sums = dict(zip(self._sum_names.values(), hits, strict=True))
+        sums: Sums = dict(zip(self._sum_names, hits, strict=True))
         sums["num"] = targets.shape[0]
         return sums
 
     def values(self, sums: Sums) -> Sums:
         num = float(sums["num"] or 1)  # dividing by an int would launch an extra cast
-        return {name: sums[of_hits] / num for name, of_hits in self._sum_names.items()}
+        shares = {}
+        for name, of_hits in self._shares:
+            shares[name] = sums[of_hits] / num
+        return shares
 
 
 def _topk(owner: object, topk: int | Iterable[int] | None, num_classes: int | None) -> tuple[int, ...]:

@@ -51,7 +51,8 @@ def averages(name: str, of_classes: np.ndarray, micro: float) -> dict[str, float
 
 
 def accuracy(x: dict[str, np.ndarray]) -> dict[str, float]:
-    return {f"accuracy{k:02d}": sk.top_k_accuracy_score(x["classes"], x["logits"], k=k, labels=CLASSES) for k in (1, 3)}
+    names = {"accuracy": 1, "accuracy03": 3}
+    return {name: sk.top_k_accuracy_score(x["classes"], x["logits"], k=k, labels=CLASSES) for name, k in names.items()}
 
 
 def precision_recall(true: np.ndarray, predicted: np.ndarray, prefix: str) -> dict[str, float]:

@@ -51,7 +51,8 @@ def test_the_quick_start_trains_and_shows(tmp_path):
     """It shows five epochs, a table and a plot; more than 90 % of digits are right, and both counts agree."""
     _, training, [table], [picture], reading, [accuracy] = outputs("quick_start.ipynb", tmp_path)
 
-    lines = printed(training).splitlines()
+    *lines, notice = printed(training).splitlines()
+    assert notice.startswith("loaded the best weights")
     assert [line[:15] for line in lines] == [
         f"epoch  {epoch}  {key}" for epoch in range(1, 6) for key in ("train", "valid")
     ]
