@@ -9,10 +9,11 @@ ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim-bookworm AS wheel
 WORKDIR /source
-COPY pyproject.toml setup.cfg README.md LICENSE ./
+COPY pyproject.toml setup.cfg setup.py README.md LICENSE ./
 COPY engines ./engines
 COPY callbacks ./callbacks
 COPY loggers ./loggers
+COPY docs ./docs
 COPY runnerkit ./runnerkit
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 

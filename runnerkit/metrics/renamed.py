@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Container
-from typing import Any
+from typing import Any, SupportsIndex
 
 from runnerkit.types import Metrics
 
@@ -50,6 +51,12 @@ class NamedMetrics(Metrics):
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or _renamed(name, self.keys()) != name
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        if protocol != 2:
+            return super().__reduce_ex__(protocol)
+        # The protocol of torch.save, whose files torch.load(weights_only=True) must read: it knows this class.
+        return OrderedDict, (), None, None, iter(self.items())
 
     def get(self, name: str, default: Any = None) -> Any:
         try:

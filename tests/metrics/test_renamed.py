@@ -63,6 +63,15 @@ def test_copies_are_the_same(copied):
     assert "accuracy01" in copied(metrics)
 
 
+def test_users_can_save_results_as_weights(tmp_path):
+    """torch.load refuses unknown classes by default."""
+    metrics = fit().experiment_metrics
+
+    torch.save(metrics, tmp_path / "metrics.pt")
+
+    assert torch.load(tmp_path / "metrics.pt", weights_only=True) == metrics
+
+
 def test_a_checkpoint_is_selected_by_the_new_name(tmp_path):
     """valid_metric="accuracy01" warns, and index.json has today's name, so that runs are comparable."""
     with OLD:
