@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, suppress
 from multiprocessing.connection import Connection, Pipe
@@ -58,7 +57,7 @@ def spawn_rounds(
             end.close()
         yield from _receive_rounds(job, channels)
         while not job.is_over():
-            time.sleep(POLL_S)
+            job.wait()
 
 
 def _receive_rounds(job: Job, channels: list[Any]) -> Iterator[list[Any]]:
