@@ -166,6 +166,47 @@ def test_the_file_is_updated_within_a_pass(tmp_path, monkeypatch):
     assert [(each["state"], each["loader"], each["epoch"]) for each in seen] == [("running", "train", 1)]
 
 
+def test_an_evaluation_within_a_run_does_not_show_as_its_place(tmp_path, monkeypatch):
+    """The counters of the runner are the evaluation's then, and its attributes are exchanged before and after."""
+    monkeypatch.setattr(run_status, "EVERY_S", 0.001)
+    places = set()
+
+    class Slow(dl.Callback):
+        def on_batch_end(self, runner):
+            before = (tmp_path / FILE).stat().st_mtime_ns
+            wait_for(lambda: (tmp_path / FILE).stat().st_mtime_ns != before)
+            status = status_of(tmp_path)
+            places.add((status["state"], status["stage"], status["loader"], status["step"]))
+
+    def evaluate():
+        wait_for(lambda: status_of(tmp_path)["step"] == 3)
+        runner.evaluate_loader(loader=loader(8, 4), callbacks=[Slow(dl.CallbackOrder.External)])
+
+    runner = dl.SupervisedRunner()
+    train(runner=runner, loaders=LOADERS, logdir=tmp_path, callbacks=[At(evaluate, step=3)])
+
+    assert places == {("running", "train", "train", 3)}
+    assert status_of(tmp_path)["state"] == "finished"
+
+
+def test_attributes_that_are_being_exchanged_do_not_end_the_updates(tmp_path, monkeypatch):
+    """After an evaluation, the runner has none of its attributes for a moment."""
+    monkeypatch.setattr(run_status, "EVERY_S", 0.001)
+
+    def exchange():
+        kept = dict(vars(runner))
+        vars(runner).clear()
+        before = (tmp_path / FILE).stat().st_mtime_ns
+        wait_for(lambda: (tmp_path / FILE).stat().st_mtime_ns != before)
+        vars(runner).update(kept)
+        wait_for(lambda: status_of(tmp_path)["step"] == 3)
+
+    runner = dl.SupervisedRunner()
+    train(runner=runner, loaders=LOADERS, logdir=tmp_path, callbacks=[At(exchange, step=3)])
+
+    assert status_of(tmp_path)["state"] == "finished"
+
+
 def test_a_step_does_not_write(tmp_path, monkeypatch):
     """Between its start and its end, a run writes the file in the thread only, every few seconds."""
     writers = []
