@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import jsonschema
@@ -129,7 +129,12 @@ def test_a_killed_run_stays_running_and_its_reader_knows_better(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "run"], env=environment, check=False)
 
-    status, read = status_of(tmp_path / "run"), read_status(tmp_path / "run")
+    status = status_of(tmp_path / "run")
+    assert read_status(tmp_path / "run") == status  # it may be alive in a container with the name of this host
+
+    status["updated_at"] = (datetime.now(UTC) - timedelta(seconds=20)).isoformat()
+    (tmp_path / "run" / FILE).write_text(json.dumps(status))
+    read = read_status(tmp_path / "run")
 
     assert killed.returncode == -signal.SIGKILL
     assert status["state"] == "running" and status["pid"] != os.getpid() and status["host"]
@@ -265,6 +270,14 @@ def test_a_number_that_is_not_finite_is_a_string(tmp_path):
     train(logdir=tmp_path, callbacks=[Infinite()])
 
     assert status_of(tmp_path)["metrics"]["train"]["odd"] == "Infinity"
+
+
+def test_an_error_that_utf8_cannot_hold_is_told(tmp_path):
+    """Names of files may contain any bytes; the last state is written nevertheless."""
+    with pytest.raises(RuntimeError):
+        train(logdir=tmp_path, callbacks=[At(lambda: fail("no file caf\udce9"), step=2)])
+
+    assert status_of(tmp_path)["error"]["message"].startswith("RuntimeError: no file caf?")
 
 
 def test_rank_zero_writes_for_all_processes(tmp_path):
