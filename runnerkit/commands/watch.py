@@ -106,7 +106,9 @@ def _picture(
         state = describe(status) if status is not None else ""
         options: dict[str, Any] = {"is_asked": is_asked, "width": width, "height": height}
         return _dashboard(run, table, names, by="loader", state=state, **options)
-    below = _table(compare_runs(logdir, metric=names[0], loader=loaders[0] if loaders else None), table)
+    logged = set(table.loc[table["metric"] == names[0], "loader"])
+    compared = next(each for each in loaders or () if each in logged)
+    below = _table(compare_runs(logdir, metric=names[0], loader=compared), table)
     height -= min(len(runs), _MAX_RUNS) + 3  # of the table
     title = f"{len(runs)} runs, {' and '.join(loaders or ())}"
     return _dashboard(title, table, names, by="run", is_asked=is_asked, width=width, height=height, below=below)
