@@ -129,6 +129,15 @@ def test_several_runs_are_drawn_over_one_another(tmp_path):
     assert "valid" not in drawn(tmp_path, loaders=["train"])
 
 
+def test_several_runs_are_drawn_by_the_loader_of_a_metric(tmp_path):
+    """A learning rate is logged in training only."""
+    for run in ("a", "b"):
+        log_run(tmp_path / run, CURVES)
+
+    assert drawn(tmp_path, metrics=["lr"]).split()[:3] == ["2", "runs,", "train"]
+    assert drawn(tmp_path, metrics=["loss", "lr"]).split()[:5] == ["2", "runs,", "valid", "and", "train"]
+
+
 def test_several_runs_are_compared_by_a_loader_that_logged_the_metric(tmp_path):
     """The first loader that is named may not have it."""
     for run, values in {"a": [0.5, 0.6], "b": [0.5, 0.9]}.items():
