@@ -173,7 +173,7 @@ def test_the_file_is_updated_within_a_pass(tmp_path, monkeypatch):
 
 def test_an_evaluation_within_a_run_does_not_show_as_its_place(tmp_path, monkeypatch):
     """The counters of the runner are the evaluation's then, and its attributes are exchanged before and after."""
-    monkeypatch.setattr(run_status, "EVERY_S", 0.001)
+    monkeypatch.setattr(run_status, "EVERY_S", 0.01)
     places = set()
 
     class Slow(dl.Callback):
@@ -196,7 +196,7 @@ def test_an_evaluation_within_a_run_does_not_show_as_its_place(tmp_path, monkeyp
 
 def test_attributes_that_are_being_exchanged_do_not_end_the_updates(tmp_path, monkeypatch):
     """After an evaluation, the runner has none of its attributes for a moment."""
-    monkeypatch.setattr(run_status, "EVERY_S", 0.001)
+    monkeypatch.setattr(run_status, "EVERY_S", 0.01)
 
     def exchange():
         kept = dict(vars(runner))

@@ -160,7 +160,7 @@ def test_tables_without_rows_are_waited_for_or_refused(tmp_path, runs):
     if len(runs) == 1:
         assert "nothing is logged yet" in drawn(tmp_path / "a", width=200)
     else:
-        with pytest.raises(FileNotFoundError, match="have no rows"):
+        with pytest.raises(FileNotFoundError, match="lack rows"):
             drawn(tmp_path)
 
 

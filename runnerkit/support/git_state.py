@@ -18,7 +18,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 # Files that usually hold credentials, and folders of such files.
 _LEFT_OUT = (
     ".env*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "id_rsa*", "id_ecdsa*", "id_ed25519*",
-    ".netrc", ".npmrc", ".pypirc", ".pgpass", ".htpasswd", "kaggle.json", "*service_account*", "*secret*", "*credential*",
+    ".netrc", ".npmrc", ".pypirc", ".pgpass", ".htpasswd", "kaggle.json", "*service_account*", "*secret*",
+    "*credential*",
 )  # fmt: skip
 
 

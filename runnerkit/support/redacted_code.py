@@ -10,9 +10,7 @@ from runnerkit.support.redaction import HIDDEN, redacted
 _LONGEST_LINE = 1_000  # characters; longer lines are data, over which patterns would take long
 # Patterns are compiled when first used. No name is looked for within a name, which would take quadratic time.
 # The mark of a diff, an indentation, the head of a hunk (git repeats a line of the file there), words before a name.
-_BEGINNING = (
-    r"(?:[-+ \t]|@@+ [^@]* @@+ |(?:export|declare|readonly|local|set|setx|ENV|ARG|const|let|var|val)[ \t]+)*"
-)
+_BEGINNING = r"(?:[-+ \t]|@@+ [^@]* @@+ |(?:export|declare|readonly|local|set|setx|ENV|ARG|const|let|var|val)[ \t]+)*"
 # A name, what may stand between it and its value (a bracket, a type, a prefix), and a quoted value.
 _QUOTED = (
     r"""(?<![\w-])([\w-]+)(["']?\]?(?:\s*:[^="']{1,60})?\s*(?::=|!=|={1,3}>?|:)\s*[bBfFrRuU]{0,2})"""
