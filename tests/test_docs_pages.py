@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from runnerkit import dl
-from runnerkit.commands.cli import main
 from runnerkit.commands import docs_pages
+from runnerkit.commands.cli import main
 from runnerkit.commands.docs_pages import llms_txt, page_text, pages
 from tests.json_output import output
 
