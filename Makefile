@@ -68,8 +68,11 @@ parity: $(VENV)/installed  ## run the parity tests and write the table of engine
 	RUNNERKIT_WRITE_PARITY_TABLE=1 $(BIN)/python -m pytest tests/engines/test_parity_law.py tests/engines/test_gradient_law.py \
 		tests/engines/test_tensor_parallel.py -k "gives or is_that_of_one"
 
-screenshots: $(VENV)/installed  ## update docs/images/tensorboard.png; requires Debian's chromium
+screenshots: $(VENV)/installed  ## update the pictures of TensorBoard, watch and report in docs/images; requires Debian's chromium
 	RUNNERKIT_WRITE_SCREENSHOTS=1 $(BIN)/python -m pytest tests/loggers/test_tensorboard_in_browser.py
+	rm -rf logs/batch_size=64
+	$(BIN)/python examples/demo.py --limit 6000 --epochs 8 --logdir logs/batch_size=64
+	$(BIN)/python scripts/pictures.py logs/batch_size=64
 
 bench: $(VENV)/installed  ## benchmark runnerkit and raw PyTorch; write RESULTS.md and the README's table (ROUNDS=10)
 	$(BIN)/python -m benchmarks --rounds $(ROUNDS)

@@ -2,11 +2,14 @@
 
 import inspect
 import re
+import runpy
+import shutil
 from pathlib import Path
 
 import pytest
 
 from runnerkit import dl
+from runnerkit.commands import docs_pages
 from runnerkit.commands.cli import main
 from runnerkit.commands.docs_pages import llms_txt, page_text, pages
 from tests.json_output import output
@@ -62,6 +65,18 @@ def test_an_unknown_page_is_refused_with_those_that_are_near(capsys):
 def test_without_pages_an_error_says_so(tmp_path):
     with pytest.raises(FileNotFoundError, match="install"):
         pages(tmp_path)
+
+
+def test_pages_beside_the_package_are_found(tmp_path):
+    """The sdist, installed as editable, lacks the link in the package, and on Windows it may be a text file."""
+    commands = tmp_path / "runnerkit" / "commands"
+    commands.mkdir(parents=True)
+    shutil.copy(docs_pages.__file__, commands)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "runnerkit" / "docs").write_text("../docs")
+
+    assert runpy.run_path(str(commands / "docs_pages.py"))["FOLDER"] == tmp_path / "docs"
+    assert docs_pages.FOLDER.samefile(DOCS)
 
 
 def test_the_list_has_the_form_of_llms_txt(capsys):

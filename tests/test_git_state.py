@@ -1,14 +1,17 @@
 """Tests of the commit and the uncommitted changes that a run records."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from runnerkit import dl
+from runnerkit.support import git_state
 from runnerkit.support.git_state import describe_commit, redacted_diff, uncommitted_diff
 from tests.tiny import train
 
@@ -100,6 +103,22 @@ def test_without_a_repository_or_git_nothing_is_recorded(tmp_path: Path, monkeyp
         f'+headers = {{"Authorization": "Bearer {SECRET}"}}',
         f"+    run(password='{SECRET}')",
         f"+url: https://me:{SECRET}@host/x",
+        f'@@ -10,6 +10,7 @@ API_KEY = "{SECRET}"',
+        f'+API_KEY: str = "{SECRET}"',
+        f'+    self.password = "{SECRET}"',
+        f"+openai.api_key = '{SECRET}'",
+        f'+PASSWORD = b"{SECRET}"',
+        f'+PASSWORD = """{SECRET}"""',
+        f'+    if password == "{SECRET}":',
+        f'+const apiKey = "{SECRET}";',
+        f"+export WANDB_API_KEY={SECRET}",
+        f"+ENV HF_TOKEN={SECRET}",
+        f"+    --password {SECRET} \\",
+        f"+password: my {SECRET} phrase",
+        f"+password:\n+  {SECRET}",
+        f'+PASSWORD = (\n+    "{SECRET}"\n+)',
+        f"+-----BEGIN RSA PRIVATE KEY-----\n+{SECRET}\n+-----END RSA PRIVATE KEY-----",
+        f'+wandb.login(key="{SECRET}-{SECRET}")',
     ],
 )
 def test_credentials_in_changes_are_hidden(line: str) -> None:
@@ -114,3 +133,85 @@ def test_a_long_diff_is_cut() -> None:
 
     assert len(diff) < 100_100
     assert diff.endswith("... 40,000 more characters")
+
+
+def test_code_without_credentials_stays_as_it_is() -> None:
+    """Names that resemble credentials, keys of dicts and heads of functions are not hidden."""
+    code = [
+        "@@ -1,3 +1,4 @@ def forward(self, x):", '+mask_token = "[MASK]"', " for token in tokens:", "+    x = 1",
+        '+def read(key: str = "image") -> None:', "-lr: float = 0.1", '+batch["key"] = value', "+num_tokens = 3",
+    ]  # fmt: skip
+
+    assert redacted_diff("\n".join(code)).splitlines() == code
+
+
+def test_lines_of_data_are_cut_and_take_no_time() -> None:
+    """A run does not wait for patterns over a long line, of a notebook's picture or a table in hexadecimal digits."""
+    began = time.process_time()
+
+    for line in ("a" * 99_000, "-" * 99_000, "(a," * 33_000, 'a="' * 33_000):
+        assert len(redacted_diff(f"+{line}")) < 2_000
+
+    assert time.process_time() - began < 5  # it took minutes
+
+
+def test_folders_of_credentials_are_left_out_and_count_as_changes(repository: Path) -> None:
+    """A pattern without "/**" would match files only."""
+    for name in ("secrets/prod.yaml", "prod.env", "id_ed25519"):
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).write_text("nothing\n")
+    git(repository, "add", "-A")
+    git(repository, "commit", "--quiet", "-m", "second")
+    for name in ("secrets/prod.yaml", "prod.env", "id_ed25519"):
+        (repository / name).write_text(f"{SECRET}\n")
+
+    assert uncommitted_diff() == ""
+    assert describe_commit()["has_changes"] is True
+
+
+def test_a_git_that_takes_too_long_says_nothing_about_changes(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code is not called unchanged because nobody could look."""
+    run = subprocess.run
+
+    def slow(command: list[str], **options: object) -> object:
+        if "diff" in command:
+            raise subprocess.TimeoutExpired(command, 5)
+        return run(command, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(git_state.subprocess, "run", slow)
+
+    assert (describe_commit()["has_changes"], uncommitted_diff()) == (None, "")
+
+
+@pytest.mark.parametrize("program", ["site-packages/ipykernel_launcher.py", "runnerkit"])
+def test_the_repository_of_a_package_is_not_the_users(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    """A Python that pyenv or Homebrew installed lies in their repositories; so may runnerkit."""
+    if program == "runnerkit":
+        script = Path(git_state.__file__).parents[1] / "__main__.py"
+    else:
+        other = tmp_path / "pyenv"
+        script = other / program
+        script.parent.mkdir(parents=True)
+        script.touch()
+        git(other, "init", "--quiet")
+        git(other, "add", "-A")
+        git(other, "commit", "--quiet", "-m", "not the user's")
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    monkeypatch.chdir(repository)
+
+    assert describe_commit()["commit"] == git(repository, "rev-parse", "HEAD")
+
+
+def test_a_working_directory_that_was_deleted_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run there records nothing."""
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.chdir(folder)
+    os.rmdir(folder)
+
+    assert (describe_commit(), uncommitted_diff()) == ({}, "")

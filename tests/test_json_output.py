@@ -87,6 +87,24 @@ def test_several_runs_are_compared(tmp_path, capsys):
     ]  # fmt: skip
 
 
+def test_a_hyperparameter_named_status_stays_beside_the_status_of_the_run(tmp_path, capsys):
+    """As other names of columns, it has a prefix."""
+    for name in ("one", "two"):
+        log_run(tmp_path / name, CURVES)
+        (tmp_path / name / "hparams.yml").write_text(f"status: {name}\n")
+
+    rows = json.loads(printed(capsys, "metrics", str(tmp_path), "--json"))["runs"]
+
+    assert {(each["run"], each["status"], each["hparams.status"]) for each in rows} == {
+        ("one", None, "one"), ("two", None, "two"),
+    }  # fmt: skip
+
+
+def printed(capsys, *arguments):
+    assert main([*arguments]) == 0
+    return capsys.readouterr().out
+
+
 def test_metrics_take_one_format(tmp_path, capsys):
     log_run(tmp_path / "digits", CURVES)
 

@@ -374,3 +374,18 @@ def test_the_notes_of_a_release_are_its_section_of_the_changelog(tmp_path, versi
 
     [body] = [body for head, body in sections.items() if head.startswith(version)]
     assert (tmp_path / "notes.md").read_text() == body
+
+
+# ------------------------------------------------------------------------------------------------------- the checkout
+
+
+def test_links_in_the_checkout_lead_to_what_is_in_it():
+    """A link out of the checkout dangles in a clone, where .ci/run then cannot make its environment."""
+    listed = subprocess.run(["git", "ls-files", "--stage"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("this is not a repository")
+
+    links = [ROOT / line.split("\t")[1] for line in listed.stdout.splitlines() if line.startswith("120000")]
+
+    assert ROOT / "runnerkit" / "docs" in links
+    assert [link for link in links if not link.exists() or not link.resolve().is_relative_to(ROOT)] == []

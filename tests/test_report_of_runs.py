@@ -97,6 +97,20 @@ def test_code_and_environment_are_shown_once(html, page):
     assert dict(page.tables["environment"])["seed"] == "42"
 
 
+def test_changes_that_were_not_saved_are_not_those_of_a_clean_run(tmp_path):
+    """With save_diff=False, or if git took too long, only `has_changes` tells runs of one commit apart."""
+    told = {"a": False, "b": True, "c": None}
+    for run, has_changes in told.items():
+        log_run(tmp_path / run, {"valid": {"loss": [1.0, 0.5]}})
+        git = {"commit": "1" * 40, "branch": "main", "has_changes": has_changes}
+        (tmp_path / run / "environment.json").write_text(json.dumps({"git": git}))
+
+    text = " ".join(Page(write_report(tmp_path).read_text()).text.split())
+
+    for run, words in {"a": "without", "b": "with uncommitted", "c": "perhaps with uncommitted"}.items():
+        assert f"{run}: commit {'1' * 40} of main, {words} changes" in text
+
+
 def test_runs_without_settings_are_compared(tmp_path):
     """Logs alone are enough; a run that lacks the compared metric has empty cells."""
     log_run(tmp_path / "a", {"valid": {"loss": [1.0, 0.5]}})

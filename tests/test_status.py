@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import jsonschema
@@ -129,7 +129,12 @@ def test_a_killed_run_stays_running_and_its_reader_knows_better(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "run"], env=environment, check=False)
 
-    status, read = status_of(tmp_path / "run"), read_status(tmp_path / "run")
+    status = status_of(tmp_path / "run")
+    assert read_status(tmp_path / "run") == status  # it may be alive in a container with the name of this host
+
+    status["updated_at"] = (datetime.now(UTC) - timedelta(seconds=20)).isoformat()
+    (tmp_path / "run" / FILE).write_text(json.dumps(status))
+    read = read_status(tmp_path / "run")
 
     assert killed.returncode == -signal.SIGKILL
     assert status["state"] == "running" and status["pid"] != os.getpid() and status["host"]
@@ -164,6 +169,47 @@ def test_the_file_is_updated_within_a_pass(tmp_path, monkeypatch):
     train(loaders=LOADERS, logdir=tmp_path, callbacks=[At(wait, step=3)])
 
     assert [(each["state"], each["loader"], each["epoch"]) for each in seen] == [("running", "train", 1)]
+
+
+def test_an_evaluation_within_a_run_does_not_show_as_its_place(tmp_path, monkeypatch):
+    """The counters of the runner are the evaluation's then, and its attributes are exchanged before and after."""
+    monkeypatch.setattr(run_status, "EVERY_S", 0.01)
+    places = set()
+
+    class Slow(dl.Callback):
+        def on_batch_end(self, runner):
+            before = (tmp_path / FILE).stat().st_mtime_ns
+            wait_for(lambda: (tmp_path / FILE).stat().st_mtime_ns != before)
+            status = status_of(tmp_path)
+            places.add((status["state"], status["stage"], status["loader"], status["step"]))
+
+    def evaluate():
+        wait_for(lambda: status_of(tmp_path)["step"] == 3)
+        runner.evaluate_loader(loader=loader(8, 4), callbacks=[Slow(dl.CallbackOrder.External)])
+
+    runner = dl.SupervisedRunner()
+    train(runner=runner, loaders=LOADERS, logdir=tmp_path, callbacks=[At(evaluate, step=3)])
+
+    assert places == {("running", "train", "train", 3)}
+    assert status_of(tmp_path)["state"] == "finished"
+
+
+def test_attributes_that_are_being_exchanged_do_not_end_the_updates(tmp_path, monkeypatch):
+    """After an evaluation, the runner has none of its attributes for a moment."""
+    monkeypatch.setattr(run_status, "EVERY_S", 0.01)
+
+    def exchange():
+        kept = dict(vars(runner))
+        vars(runner).clear()
+        before = (tmp_path / FILE).stat().st_mtime_ns
+        wait_for(lambda: (tmp_path / FILE).stat().st_mtime_ns != before)
+        vars(runner).update(kept)
+        wait_for(lambda: status_of(tmp_path)["step"] == 3)
+
+    runner = dl.SupervisedRunner()
+    train(runner=runner, loaders=LOADERS, logdir=tmp_path, callbacks=[At(exchange, step=3)])
+
+    assert status_of(tmp_path)["state"] == "finished"
 
 
 def test_a_step_does_not_write(tmp_path, monkeypatch):
@@ -224,6 +270,14 @@ def test_a_number_that_is_not_finite_is_a_string(tmp_path):
     train(logdir=tmp_path, callbacks=[Infinite()])
 
     assert status_of(tmp_path)["metrics"]["train"]["odd"] == "Infinity"
+
+
+def test_an_error_that_utf8_cannot_hold_is_told(tmp_path):
+    """Names of files may contain any bytes; the last state is written nevertheless."""
+    with pytest.raises(RuntimeError):
+        train(logdir=tmp_path, callbacks=[At(lambda: fail("no file caf\udce9"), step=2)])
+
+    assert status_of(tmp_path)["error"]["message"].startswith("RuntimeError: no file caf?")
 
 
 def test_rank_zero_writes_for_all_processes(tmp_path):

@@ -63,6 +63,27 @@ def test_groups_with_rates_of_their_own_are_told_apart(tmp_path):
     assert settings_of(tmp_path)["optimizer"]["momentum"] == 0.9
 
 
+def test_options_that_are_tensors_are_recorded_as_numbers(tmp_path):
+    """A learning rate that torch.compile does not fix is a tensor; a string could not be compared with numbers."""
+    model = mlp()
+    groups = [
+        {"params": model[0].parameters(), "scales": torch.tensor([1.0, 2.0])},
+        {"params": model[3].parameters(), "scales": torch.tensor([1.0, 4.0])},
+    ]
+
+    class Scaled(torch.optim.SGD):
+        def __init__(self, params, lr, scales=None):
+            super().__init__(params, lr=lr)
+            for group in self.param_groups:
+                group.setdefault("scales", scales)
+            self.defaults["scales"] = scales
+
+    train(model, optimizer=Scaled(groups, lr=torch.tensor(0.25)), logdir=tmp_path)
+
+    recorded = settings_of(tmp_path)["optimizer"]
+    assert (recorded["lr"], recorded["scales"]) == (0.25, [[1.0, 2.0], [1.0, 4.0]])
+
+
 @pytest.mark.parametrize(
     "scheduler",
     [

@@ -129,6 +129,49 @@ def test_several_runs_are_drawn_over_one_another(tmp_path):
     assert "valid" not in drawn(tmp_path, loaders=["train"])
 
 
+def test_several_runs_are_drawn_by_the_loader_of_a_metric(tmp_path):
+    """A learning rate is logged in training only."""
+    for run in ("a", "b"):
+        log_run(tmp_path / run, CURVES)
+
+    assert drawn(tmp_path, metrics=["lr"]).split()[:3] == ["2", "runs,", "train"]
+    assert drawn(tmp_path, metrics=["loss", "lr"]).split()[:5] == ["2", "runs,", "valid", "and", "train"]
+
+
+def test_several_runs_are_compared_by_a_loader_that_logged_the_metric(tmp_path):
+    """The first loader that is named may not have it."""
+    for run, values in {"a": [0.5, 0.6], "b": [0.5, 0.9]}.items():
+        log_run(tmp_path / run, {"train": {"loss": [3.0, 2.0]}, "valid": {"loss": [3.0, 2.0], "accuracy": values}})
+
+    lines = drawn(tmp_path, loaders=["train", "valid"], metrics=["accuracy"]).splitlines()
+
+    assert lines[-3].split() == ["run", "last"]
+    assert [line.split() for line in lines[-2:]] == [["a", "0.6"], ["b", "0.9"]]
+
+
+@pytest.mark.parametrize("runs", [["a"], ["a", "b"]], ids=len)
+def test_tables_without_rows_are_waited_for_or_refused(tmp_path, runs):
+    """A power loss may have left the head of a file only."""
+    for run in runs:
+        log_run(tmp_path / run, CURVES)
+        for table in (tmp_path / run / "csv").glob("*.csv"):
+            table.write_text(table.read_text().splitlines()[0] + "\n")
+
+    if len(runs) == 1:
+        assert "nothing is logged yet" in drawn(tmp_path / "a", width=200)
+    else:
+        with pytest.raises(FileNotFoundError, match="lack rows"):
+            drawn(tmp_path)
+
+
+def test_a_damaged_environment_does_not_hide_the_curves(tmp_path):
+    """It only tells what is monitored."""
+    log_run(tmp_path / "run", CURVES)
+    (tmp_path / "run" / "environment.json").write_text('{"settings": ')
+
+    assert "loss  train 0.25  valid 0.6" in drawn(tmp_path / "run")
+
+
 def test_a_wide_comparison_stays_within_the_terminal(tmp_path):
     """As many runs as there is room for are listed."""
     for number in range(15):

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[1] / "docs"  # in the checkout, a link
+_PACKAGE = Path(__file__).parents[1]
+# In the checkout a link, which the sdist, installed as editable, and checkouts on Windows do not have.
+FOLDER = _PACKAGE / "docs" if (_PACKAGE / "docs").is_dir() else _PACKAGE.parent / "docs"
 INDEX = "llms.txt"
 _REFERENCE = re.compile(r"^::: (\S+)$", flags=re.MULTILINE)
 _NOT_PROSE = ("#", ">", "|", "!", "<", "`", "-", "*", ":::", "```")  # beginnings of paragraphs without a summary

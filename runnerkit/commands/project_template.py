@@ -9,10 +9,11 @@ A classifier, trained by [runnerkit](https://pypi.org/project/runnerkit). `task.
 them with your own.
 
 ```bash
+pip install "runnerkit[config,metrics,rich]" pytest
 runnerkit run config.yaml --logdir logs/first   # or: python train.py
 runnerkit metrics logs/first                    # --json for programs
 runnerkit watch logs/first                      # while it trains
-python -m pytest                                # pip install pytest
+python -m pytest
 ```
 
 `logs/first/status.json` tells programs how far the run is, and how it ended. `runnerkit docs cli` explains the

@@ -46,7 +46,7 @@ def watch(
     Args:
         logdir: see ``read_metrics``; the runs may be on another machine if it shares the file system.
         metrics: names to draw; None draws as many metrics as fit, the losses and monitored ones first.
-        loaders: names to draw; None draws all, and of several runs "valid" or else the first.
+        loaders: names to draw; None draws all, and of several runs "valid" or else the first that logged the metric.
         once: draw once.
         every_s: seconds between two updates.
         console: target; None is the standard output.
@@ -95,8 +95,7 @@ def _picture(
         return Text(f"{folders[0]}: nothing is logged yet")
     several = len(runs) > 1
     if several and loaders is None:
-        known = list(table["loader"].unique())
-        loaders = ["valid" if "valid" in known else known[0]]
+        loaders = _usual_loaders(select(table, metrics=metrics), metrics)
     table = select(table, metrics=metrics, loaders=loaders)
     names = list(metrics) if metrics is not None else _in_order(table, monitored_metrics(runs.values()))
     is_asked, width, height = metrics is not None, console.width, console.height
@@ -106,10 +105,19 @@ def _picture(
         state = describe(status) if status is not None else ""
         options: dict[str, Any] = {"is_asked": is_asked, "width": width, "height": height}
         return _dashboard(run, table, names, by="loader", state=state, **options)
-    below = _table(compare_runs(logdir, metric=names[0], loader=loaders[0] if loaders else None), table)
+    logged = set(table.loc[table["metric"] == names[0], "loader"])
+    compared = next(each for each in loaders or () if each in logged)
+    below = _table(compare_runs(logdir, metric=names[0], loader=compared), table)
     height -= min(len(runs), _MAX_RUNS) + 3  # of the table
     title = f"{len(runs)} runs, {' and '.join(loaders or ())}"
     return _dashboard(title, table, names, by="run", is_asked=is_asked, width=width, height=height, below=below)
+
+
+def _usual_loaders(table: pd.DataFrame, metrics: Sequence[str] | None) -> list[str]:
+    """Return "valid", or else the first loader, of those that logged each metric."""
+    parts = [table] if metrics is None else [table[table["metric"] == each] for each in metrics]
+    logged = [list(part["loader"].unique()) for part in parts]
+    return list(dict.fromkeys("valid" if "valid" in each else each[0] for each in logged))
 
 
 def _in_order(table: pd.DataFrame, monitored: set[str]) -> list[str]:

@@ -85,7 +85,7 @@ def compare_runs(logdir: Logdirs, *, metric: str | None = None, loader: str | No
     metric = metric or _default(selection[1], known=list(of_loader["metric"]))
     runs = pd.DataFrame({"run": summary["run"].unique()})
     rows = runs.merge(select(summary, loaders=[loader], metrics=[metric]), how="left", on="run")
-    rows = add_settings(rows, differing_settings(found, reserved=frozenset(_SUMMARY)))
+    rows = add_settings(rows, differing_settings(found, reserved=frozenset({*_SUMMARY, "status"})))  # of JSON
     known = set(rows["better"].dropna())
     return rows if known == {""} else rows.sort_values("best", ascending=known == {"smaller"}, kind="stable")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,11 @@ _MAX_UNASKED = 4  # metrics that nothing monitors
 
 def monitored_metrics(logdirs: Iterable[Path]) -> set[str]:
     """Return the names of the metrics that selected checkpoints, stopped a run or set a learning rate."""
-    monitored = set()
+    monitored: set[str] = set()
     for logdir in logdirs:
-        recorded = environment_of(logdir).get("settings", {}).get("monitored", [])
-        monitored |= {each.rpartition("/")[2] for each in recorded}
+        with suppress(ValueError):  # curves do not need the file, which may be damaged
+            recorded = environment_of(logdir).get("settings", {}).get("monitored", [])
+            monitored |= {each.rpartition("/")[2] for each in recorded}
         monitored |= {record.judged_by["metric"] for record in checkpoint_records(logdir) if record.judged_by}
     return monitored
 

@@ -114,8 +114,9 @@ def _without(facts: Settings, names: set[str]) -> Settings:
 
 def _code(environments: Mapping[str, dict[str, Any]]) -> list[tuple[list[str], dict[str, Any], str]]:
     """Return (runs, commit, diff) for each state of the code."""
-    states: dict[tuple[str, str], tuple[list[str], dict[str, Any], str]] = {}
+    states: dict[tuple[Any, ...], tuple[list[str], dict[str, Any], str]] = {}
     for run, environment in environments.items():
         commit, diff = environment.get("git", {}), page.diff_of(environment)
-        states.setdefault((commit.get("commit", ""), diff), ([], commit, diff))[0].append(run)
+        state = (commit.get("commit"), commit.get("has_changes"), diff)
+        states.setdefault(state, ([], commit, diff))[0].append(run)
     return list(states.values())

@@ -62,6 +62,8 @@ def read_metrics(logdir: Logdirs, *, scope: Scope = "loader") -> pd.DataFrame:
         raise ImportError("read_metrics needs pandas: pip install runnerkit[metrics]") from error
     runs = find_runs(logdir, scope=scope)
     rows = [row for run, folder in runs.items() for row in _read_run(run, folder, scope)]
+    if not rows:
+        raise FileNotFoundError(f"the logs of scope {scope!r} in {', '.join(map(shown, runs.values()))} lack rows")
     types = {"epoch": "int64", "step": "int64", "value": "float64"}
     table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(types)
     return add_settings(table, differing_settings(runs))

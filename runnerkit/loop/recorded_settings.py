@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from runnerkit.callback import innermost
 from runnerkit.resume.overrides import options_of
 from runnerkit.support.plain_values import plain
@@ -60,8 +62,16 @@ def _optimizer(runner: IRunner, key: str, optimizer: Any) -> dict[str, Any]:
             values = _rates(groups, scheduler, default=defaults[name])
         elif len(groups) == 1:
             values = [defaults[name]]  # a schedule may change the group's
+        values = [_without_tensors(each) for each in values]
         options[name] = values[0] if all(each == values[0] for each in values) else values
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _without_tensors(value: Any) -> Any:
+    """Return numbers of a tensor, such as a learning rate of a compiled optimizer, which is read once, at the start."""
+    if isinstance(value, list | tuple):
+        return [_without_tensors(each) for each in value]
+    return value.tolist() if isinstance(value, Tensor) else value
 
 
 def _rates(groups: list[dict[str, Any]], scheduler: Any, *, default: Any) -> list[Any]:

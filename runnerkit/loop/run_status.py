@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,9 +51,10 @@ class RunStatus(ProcessState):
         for logdir in self._logdirs:
             with suppress(OSError):
                 remove_leftovers(logdir / FILE)
-        self._write(self._status_of(runner, "running"))
+        status = self._status_of(runner, "running")
+        self._write(status)
         self._end = threading.Event()
-        arguments = (runner, self._end)
+        arguments = (runner, self._end, status)
         self._thread = threading.Thread(target=self._update, args=arguments, name="runnerkit-status", daemon=True)
         self._thread.start()
 
@@ -71,12 +73,21 @@ class RunStatus(ProcessState):
         state: State = "finished" if error is None else "stopped" if is_stopped else "failed"
         self._write(self._status_of(runner, state, error))
 
-    def _update(self, runner: IRunner, end: threading.Event) -> None:
+    def _update(self, runner: IRunner, end: threading.Event, status: Status) -> None:
         while not end.wait(EVERY_S):
-            self._write(self._status_of(runner, "running"))
+            status = self._seen(runner) or replace(status, updated_at=now())
+            self._write(status)
             for logdir in self._logdirs:
                 with suppress(Exception):  # raised in the run's thread as well
                     claims.flush(logdir)
+
+    def _seen(self, runner: IRunner) -> Status | None:
+        """Return the status; None while the runner's attributes are those of an evaluation, or are being exchanged."""
+        with suppress(AttributeError):
+            was_own = runner.current_run.status is self
+            status = self._status_of(runner, "running")
+            return status if was_own and runner.current_run.status is self else None
+        return None
 
     def _status_of(self, runner: IRunner, state: State, error: BaseException | None = None) -> Status:
         return Status(

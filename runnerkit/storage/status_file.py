@@ -18,6 +18,7 @@ from runnerkit.support.strict_json import strict_json
 FILE = "status.json"
 FORMAT_VERSION = 1
 SILENT_S = 60.0  # without an update, a run is reported as silent; it writes far more often
+_QUIET_S = 15.0  # without an update, three times as long as a run takes, its process is looked for
 
 State = Literal["running", "finished", "failed", "stopped"]
 
@@ -73,6 +74,9 @@ def now() -> str:
 def read_status(logdir: Path) -> dict[str, Any] | None:
     """Read the file, in which the state of a run becomes "killed" if its process on this machine has ended.
 
+    A run that has just written the file is alive: in a container with the name of this host, its process has another
+    number here.
+
     Returns:
         None if there is no file, or if it is damaged.
 
@@ -82,7 +86,8 @@ def read_status(logdir: Path) -> dict[str, Any] | None:
     """
     with suppress(OSError, ValueError, TypeError, KeyError):
         status: dict[str, Any] = json.loads((logdir / FILE).read_text(encoding="utf-8"))
-        if status["state"] == "running" and status["host"] == socket.gethostname() and _has_ended(int(status["pid"])):
+        is_here = status["state"] == "running" and status["host"] == socket.gethostname()
+        if is_here and _age_s(status) > _QUIET_S and _has_ended(int(status["pid"])):
             status["state"] = "killed"
         return status
     return None

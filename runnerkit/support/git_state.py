@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from runnerkit.support.redaction import redacted
+from runnerkit.support.redacted_code import redacted_lines
 
 _TIMEOUT_S = 5.0  # of a git command; a run does not wait longer for a slow file system
 _MAX_CHARACTERS = 100_000  # of a diff
-_ITEM = r"""([\w-]+)(["']\]\s*=\s*["'])([^"']+)"""  # a name in brackets and its value
-# Files that usually hold credentials.
-_LEFT_OUT = ("**/.env*", "**/*.pem", "**/*.key", "**/id_rsa*", "**/.netrc", "**/*secret*", "**/*credential*")
+_BIG_FILE = "1m"  # git treats larger files as binary: their lines are neither read nor printed
+_PACKAGE = Path(__file__).resolve().parents[1]
+# Files that usually hold credentials, and folders of such files.
+_LEFT_OUT = (
+    ".env*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "id_rsa*", "id_ecdsa*", "id_ed25519*",
+    ".netrc", ".npmrc", ".pypirc", ".pgpass", ".htpasswd", "kaggle.json", "*service_account*", "*secret*",
+    "*credential*",
+)  # fmt: skip
 
 
 def describe_commit() -> dict[str, Any]:
     """Return the commit, the branch, and whether tracked files differ from it; empty outside a git repository.
+
+    `has_changes` is None if git does not tell in time.
 
     The repository is that of the script, or else of the working directory, when first asked in this process.
 
     >>> set(describe_commit()) <= {"commit", "branch", "has_changes"}
     True
     """
-    commit, branch, diff = _state(*_folders())
-    return {"commit": commit, "branch": branch, "has_changes": bool(diff)} if commit else {}
+    commit, branch, has_changes, _ = _state(*_folders())
+    return {"commit": commit, "branch": branch, "has_changes": has_changes} if commit else {}
 
 
 def uncommitted_diff() -> str:
@@ -39,36 +45,48 @@ def uncommitted_diff() -> str:
     >>> isinstance(uncommitted_diff(), str)
     True
     """
-    return _state(*_folders())[2]
+    return _state(*_folders())[3]
 
 
 def _folders() -> tuple[str, str]:
-    """Return the folder of the script, if there is one, and the working directory."""
-    script = Path(sys.argv[0]) if sys.argv else Path()
-    here = os.getcwd()
-    return str(script.resolve().parent) if script.suffix == ".py" and script.is_file() else here, here
+    """Return the folder of the user's script, if there is one, and the working directory; "" if it was deleted."""
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        return "", ""
+    script = (Path(sys.argv[0]) if sys.argv else Path()).resolve()
+    is_script = script.suffix == ".py" and script.is_file()
+    # Of ``python -m runnerkit`` and of a notebook it is a file of a package, which may lie in another repository.
+    is_installed = script.is_relative_to(_PACKAGE) or {"site-packages", "dist-packages"} & {*script.parts}
+    return str(script.parent) if is_script and not is_installed else here, here
 
 
 @cache  # the state at the start is that of the code that runs; files may be edited since
-def _state(folder: str, otherwise: str) -> tuple[str, str, str]:
-    commit, _, branch = _git(folder, "rev-parse", "HEAD", "--abbrev-ref", "HEAD").strip().partition("\n")
+def _state(folder: str, otherwise: str) -> tuple[str, str, bool | None, str]:
+    """Return the commit, the branch, whether there are changes, and the diff."""
+    named = _git(folder, "rev-parse", "HEAD", "--abbrev-ref", "HEAD") if folder else None
+    commit, _, branch = (named or "").strip().partition("\n")
     if not commit:
-        return _state(otherwise, otherwise) if folder != otherwise else ("", "", "")
-    excluded = [f":(top,exclude,glob,icase){pattern}" for pattern in _LEFT_OUT]
+        return _state(otherwise, otherwise) if folder != otherwise else ("", "", None, "")
+    changed = _git(folder, "diff", "HEAD", "--name-only", "--", ":(top)")
+    if not changed:
+        return commit, branch, None if changed is None else False, ""
+    excluded = [f":(top,exclude,glob,icase)**/{name}{rest}" for name in _LEFT_OUT for rest in ("", "/**")]
     diff = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--", ":(top)", *excluded)
-    return commit, branch, redacted_diff(diff)
+    return commit, branch, True, redacted_diff(diff or "")
 
 
-def _git(folder: str, *words: str) -> str:
-    """Return what git prints; empty if it fails, is not installed or takes too long."""
+def _git(folder: str, *words: str) -> str | None:
+    """Return what git prints; None if it fails, is not installed or takes too long."""
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    options = ["-c", "core.fsmonitor=false", "-c", f"core.bigFileThreshold={_BIG_FILE}", "-C", folder]
     try:
         done = subprocess.run(
-            ["git", "-c", "core.fsmonitor=false", "-C", folder, *words],
+            ["git", *options, *words],
             capture_output=True, timeout=_TIMEOUT_S, check=True, env=environment, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
-        return ""
+        return None
     return done.stdout.decode(errors="replace")
 
 
@@ -83,14 +101,4 @@ def redacted_diff(diff: str) -> str:
     lines = diff[:_MAX_CHARACTERS].splitlines()
     if len(diff) > _MAX_CHARACTERS:
         lines[-1] = f"... {len(diff) - _MAX_CHARACTERS:,} more characters"
-    return "\n".join(map(_redacted_line, lines))
-
-
-def _redacted_line(line: str) -> str:
-    text = line.lstrip("+- \t")  # a name at the start of a text is recognized
-    return line[: len(line) - len(text)] + re.sub(_ITEM, _redacted_item, redacted(text))
-
-
-def _redacted_item(item: re.Match[str]) -> str:
-    name, between, value = item.groups()
-    return f"{name}{between}{redacted({name: value})[name]}"
+    return "\n".join(redacted_lines(lines))

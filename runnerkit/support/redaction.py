@@ -22,7 +22,8 @@ _NAME = (
 _TEXT = (
     r"(?<=://)[^/\s@]*:[^/\s]+(?=@)"  # user and password of a URL
     r"|\b(hf_[A-Za-z0-9]{20,}|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|sk-[\w-]{20,}"
-    r"|AKIA[0-9A-Z]{16}|xox[abprs]-[\w-]{10,}|eyJ[\w-]+\.eyJ[\w-]+\.[\w-]+)"
+    r"|A[KS]IA[0-9A-Z]{16}|AIza[\w-]{35}|npm_[A-Za-z0-9]{36}|pypi-[\w-]{50,}|xox[abprs]-[\w-]{10,}"
+    r"|eyJ[\w-]+\.eyJ[\w-]+\.[\w-]+|(?<=hooks\.slack\.com/services/)[\w/]+)"
 )
 # A name and its value within a text: of JSON, a header, a URL's query, an option. In prose, words stand before a name.
 _PAIR = (

@@ -30,7 +30,8 @@ def strict_json(value: Any, *, indent: int | None = 2) -> str:
     >>> strict_json({"loss": math.nan, "epochs": (1, 2)}, indent=None)
     '{"loss": "NaN", "epochs": [1, 2]}'
     """
-    return json.dumps(_strict(plain(value)), ensure_ascii=False, allow_nan=False, indent=indent)
+    text = json.dumps(_strict(plain(value)), ensure_ascii=False, allow_nan=False, indent=indent)
+    return text.encode(errors="replace").decode()  # a file's name may contain what UTF-8 cannot hold
 
 
 def _strict(value: Any) -> Any:
