@@ -153,8 +153,8 @@ def test_tokens_per_second_count_the_weights_of_batches(has_more, capsys, monkey
 
 def test_processes_that_work_on_the_same_samples_count_their_tokens_once(monkeypatch):
     """Of four processes in two groups of tensor parallelism, two read different batches."""
-    now = iter((0.0, 1.0))
-    monkeypatch.setattr("runnerkit.loop.throughput.time.perf_counter", lambda: next(now))
+    now = iter(range(1_000_000))
+    monkeypatch.setattr("runnerkit.loop.throughput.time.perf_counter", lambda: float(next(now)))
     current, throughput = Pass("train", num_processes=2), Throughput()
     runner = SimpleNamespace(
         loader_pass=current, sample_step=0, batch_weight=10.0, engine=SimpleNamespace(num_processes=4)
