@@ -321,7 +321,7 @@ def test_a_weighed_batch_without_a_backward_pass_is_refused():
     optimizer = sgd(model)
     for features, targets in steps(8):
         optimizer.zero_grad()
-        share = (targets[:4] + 1).sum() / (targets + 1).sum()
+        share = (targets[:4] + 1).sum().double() / (targets + 1).sum()
         (share * token_loss(model, features[:4], targets[:4])).backward()
         optimizer.step()
     expected = weights(model)
