@@ -1,5 +1,6 @@
 """Weights of losses that users pass to ``engine.backward``, against hand-written loops in float64."""
 
+import logging
 from functools import partial
 
 import pytest
@@ -328,3 +329,20 @@ def test_a_weighed_batch_without_a_backward_pass_is_refused():
     torch.testing.assert_close(train_selectively(Selective, leaves_out=False), expected, **EXACT)
     found = together(partial(train_selectively, Selective, 2, leaves_out=False))
     torch.testing.assert_close(found, expected, **EXACT)
+
+
+class Late(LeftBySamples):
+    def handle_batch(self, batch):
+        super().handle_batch(batch)
+        self.batch_weight = 2.0
+
+
+@pytest.mark.parametrize(("kind", "is_late"), [(Late, True), (Left, False), (LeftBySamples, False)])
+def test_a_weight_that_is_set_after_the_backward_pass_is_named(kind, is_late, caplog):
+    """It weights the logged mean only; one warning in the stage says so."""
+    step = dl.OptimizerCallback("loss", accumulation_steps=2)
+    fit(DataLoader(data(), 4), num_processes=1, criterion=None, runner=kind(), callbacks=[step], num_epochs=2)
+
+    warned = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
+    assert [words for words in warned if "batch_weight was set after the backward pass" in words] == warned
+    assert len(warned) == is_late
