@@ -20,15 +20,15 @@ _LEFT_OUT = ("**/.env*", "**/*.pem", "**/*.key", "**/id_rsa*", "**/.netrc", "**/
 
 
 def describe_commit() -> dict[str, Any]:
-    """Return the commit, the branch, and whether tracked files differ from it; empty outside a git repository.
+    """Return the commit, the branch, and whether tracked files may differ from it; empty outside a git repository.
 
     The repository is that of the script, or else of the working directory, when first asked in this process.
 
     >>> set(describe_commit()) <= {"commit", "branch", "has_changes"}
     True
     """
-    commit, branch, diff = _state(*_folders())
-    return {"commit": commit, "branch": branch, "has_changes": bool(diff)} if commit else {}
+    commit, branch, _, has_changes = _state(*_folders())
+    return {"commit": commit, "branch": branch, "has_changes": has_changes} if commit else {}
 
 
 def uncommitted_diff() -> str:
@@ -50,17 +50,20 @@ def _folders() -> tuple[str, str]:
 
 
 @cache  # the state at the start is that of the code that runs; files may be edited since
-def _state(folder: str, otherwise: str) -> tuple[str, str, str]:
-    commit, _, branch = _git(folder, "rev-parse", "HEAD", "--abbrev-ref", "HEAD").strip().partition("\n")
+def _state(folder: str, otherwise: str) -> tuple[str, str, str, bool]:
+    """Return the commit, the branch, the diff and whether there are changes, also if the diff does not show them."""
+    commit, _, branch = (_git(folder, "rev-parse", "HEAD", "--abbrev-ref", "HEAD") or "").strip().partition("\n")
     if not commit:
-        return _state(otherwise, otherwise) if folder != otherwise else ("", "", "")
+        return _state(otherwise, otherwise) if folder != otherwise else ("", "", "", False)
     excluded = [f":(top,exclude,glob,icase){pattern}" for pattern in _LEFT_OUT]
     diff = _git(folder, "diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv", "--", ":(top)", *excluded)
-    return commit, branch, redacted_diff(diff)
+    # Files are left out of the diff, and on a slow file system it is not known.
+    has_changes = bool(diff) or _git(folder, "status", "--porcelain", "--untracked-files=no") != ""
+    return commit, branch, redacted_diff(diff or ""), has_changes
 
 
-def _git(folder: str, *words: str) -> str:
-    """Return what git prints; empty if it fails, is not installed or takes too long."""
+def _git(folder: str, *words: str) -> str | None:
+    """Return what git prints; None if it fails, is not installed or takes too long."""
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
         done = subprocess.run(
@@ -68,7 +71,7 @@ def _git(folder: str, *words: str) -> str:
             capture_output=True, timeout=_TIMEOUT_S, check=True, env=environment, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
-        return ""
+        return None
     return done.stdout.decode(errors="replace")
 
 
