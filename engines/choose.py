@@ -36,10 +36,16 @@ def suggested_precision(given: object) -> str:
     >>> suggested_precision("bf16-mixed"), suggested_precision(torch.float16), suggested_precision("double")
     ("; did you mean 'bf16'?", "; did you mean 'fp16'?", '')
     """
+    same = _precision_called(given)
+    return did_you_mean(given, PRECISION_NAMES) if same is None else f"; did you mean {same!r}?"
+
+
+def _precision_called(given: object) -> str | None:
+    """Return our name of a precision that other libraries call so; None if there is none."""
     name = str(given).lower().removeprefix("torch.").removesuffix("-mixed").removesuffix("-true")
     name = name.replace("bfloat", "bf").replace("float", "fp")
     same = {"half": "fp16", "16": "fp16", "32": "fp32", "8": "fp8"}.get(name, name)
-    return f"; did you mean {same!r}?" if same in PRECISION_NAMES else did_you_mean(given, PRECISION_NAMES)
+    return same if same in PRECISION_NAMES else None
 
 
 def check_engine_flags(**flags: Any) -> None:
@@ -52,8 +58,8 @@ def check_engine_flags(**flags: Any) -> None:
         if isinstance(value, int) and value > 1 and name == "ddp":
             instead = f"engine=dl.DistributedDataParallelEngine({value}) starts {value} processes"
             raise TypeError(f"ddp must be True or False, got {value}; {instead}")
-        if suggested_precision(value) and name in ("fp16", "amp"):
-            raise TypeError(f"{name} must be True or False, got {value!r}; pass it as precision={value!r}")
+        if name in ("fp16", "amp") and (meant := _precision_called(value)) is not None:
+            raise TypeError(f"{name} must be True or False, got {value!r}; pass precision={meant!r} instead")
         check_flags("engine", **{name: value})
 
 

@@ -52,6 +52,27 @@ def test_a_run_records_commit_branch_and_changes(repository: Path, tmp_path: Pat
     assert SECRET not in (tmp_path / "run" / "environment.json").read_text()
 
 
+def test_changes_that_the_diff_does_not_show_count(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of files that usually hold credentials, and those that git does not find in time."""
+    (repository / ".env").write_text(f"{SECRET}\n")
+
+    assert describe_commit()["has_changes"] is True and uncommitted_diff() == ""
+
+    git(repository, "checkout", "--quiet", ".env")
+    slow = repository.with_name("slow")
+    repository.rename(slow)
+    monkeypatch.setattr(sys, "argv", [str(slow / "train.py")])
+    ask = subprocess.run
+
+    def in_time(command: list[str], **options: object) -> object:
+        if "rev-parse" in command:
+            return ask(command, **options)  # type: ignore[call-overload]
+        raise subprocess.TimeoutExpired(command, 5)
+
+    monkeypatch.setattr("runnerkit.support.git_state.subprocess.run", in_time)
+    assert describe_commit()["has_changes"] is True
+
+
 def test_changes_can_be_left_out(repository: Path, tmp_path: Path) -> None:
     """save_diff=False records the commit only."""
     (repository / "train.py").write_text("lr = 0.2\n")

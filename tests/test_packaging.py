@@ -33,6 +33,15 @@ def committed():
     return {name for name in listed if (ROOT / name).is_file() and not (ROOT / name).is_symlink()}
 
 
+def test_links_of_the_repository_stay_within_it():
+    """A link to the environment of one checkout replaces that of another one, with its packages, when it is merged."""
+    listed = run("git", "ls-files", "--stage", cwd=ROOT).splitlines()
+    links = [ROOT / line.split("\t")[1] for line in listed if line.startswith("120000")]
+
+    assert links
+    assert [each for each in links if not each.resolve().is_relative_to(ROOT.resolve())] == []
+
+
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
     """The wheel holds the package with the root folders as sub-packages, no tests or examples, and can be imported.

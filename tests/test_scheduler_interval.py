@@ -178,6 +178,26 @@ class Decay:
     def __call__(self, step):
         return 1 - step / self.length
 
+    rate = __call__
+
+
+class Config:
+    """Settings with a schedule that does not read all of them."""
+
+    factor = 0.9
+
+    def __init__(self):
+        self.batch_size = NUM_STEPS
+
+    def rate(self, epoch):
+        return self.factor**epoch
+
+
+def after_a_warmup(optimizer):
+    """Warm up for 12 epochs, of which the run takes 3."""
+    parts = [lr_scheduler.LinearLR(optimizer, 0.5, total_iters=NUM_STEPS), lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    return lr_scheduler.SequentialLR(optimizer, parts, milestones=[NUM_STEPS])
+
 
 FOR_STEPS = {
     "CosineAnnealingLR": cosine,
@@ -191,6 +211,7 @@ FOR_STEPS = {
     "a closure": of_closure,
     "a global": of_global,
     "an object": lambda optimizer: lr_scheduler.LambdaLR(optimizer, Decay(NUM_STEPS)),
+    "a method": lambda optimizer: lr_scheduler.LambdaLR(optimizer, Decay(NUM_STEPS).rate),
 }
 
 
@@ -237,6 +258,8 @@ def test_a_schedule_made_for_batches_that_are_accumulated_is_found():
         (partial(cosine, num_units=3), {"loaders": {"train": loader(16, 16)}}),  # an epoch is a step
         (halve, {"num_epochs": None, "num_steps": NUM_STEPS}),
         (partial(TimmLike, t_initial=NUM_STEPS, t_in_epochs=False), {}),
+        (lambda optimizer: lr_scheduler.LambdaLR(optimizer, Config().rate), {}),
+        (after_a_warmup, {}),
     ],
 )
 def test_other_schedules_are_left_alone(make, options, caplog):

@@ -3,11 +3,23 @@
 from functools import partial
 
 import pytest
+from torch import nn
+from torch.optim import lr_scheduler
 
 from runnerkit import dl
 from tests.interrupt import at
-from tests.schedules import NUM_EPOCHS, Own, Steps, TimmLike, by_callbacks, halve, rates_by_hand, rates_of_run
-from tests.tiny import train
+from tests.schedules import (
+    NUM_EPOCHS,
+    PER_EPOCH,
+    Own,
+    Steps,
+    TimmLike,
+    by_callbacks,
+    halve,
+    rates_by_hand,
+    rates_of_run,
+)
+from tests.tiny import mlp, sgd, train
 
 
 def stepped_by(callbacks):
@@ -44,6 +56,41 @@ def test_a_scheduler_that_is_stepped_twice_is_found(options):
 
     unit = options.pop("scheduler_interval", "epoch")
     assert rates_of_run(halve, **options, scheduler_interval="manual") == rates_by_hand(halve, unit)
+
+
+@pytest.mark.parametrize("others", [{"b": True}, {"b": True, "c": False}])
+def test_your_code_may_step_those_that_no_callback_steps(others):
+    """One scheduler has a callback, your code steps another one, and a third optimizer has none."""
+
+    class Several(dl.Runner):
+        scheduler_interval = "manual"
+
+        def handle_batch(self, batch):
+            features, targets = batch
+            for key, model in self.model.items():
+                self.batch_metrics[f"loss_{key}"] = nn.functional.cross_entropy(model(features), targets)
+
+        def on_epoch_end(self, runner):
+            for key in "bc":
+                if self.scheduler.get(key) is not None:
+                    self.scheduler[key].step()
+
+    keys = ["a", *others]
+    models = {key: mlp() for key in keys}
+    optimizers = {key: sgd(model) for key, model in models.items()}
+    schedulers = {
+        key: lr_scheduler.ExponentialLR(each, 0.5) if others.get(key, True) else None
+        for key, each in optimizers.items()
+    }
+    callbacks = [dl.BackwardCallback(f"loss_{key}") for key in keys]
+    callbacks += [dl.OptimizerCallback(f"loss_{key}", key, key) for key in keys]
+    options = {"runner": Several(), "optimizer": optimizers, "scheduler": schedulers, "criterion": None}
+
+    train(models, callbacks=[*callbacks, dl.SchedulerCallback("a", mode="step")], **options)
+
+    num_steps = {"a": PER_EPOCH, "b": 1, "c": 0}
+    rates = {key: each.param_groups[0]["lr"] for key, each in optimizers.items()}
+    assert rates == pytest.approx({key: 0.1 * 0.5 ** num_steps[key] for key in keys})
 
 
 def test_hooks_have_to_add_a_callback():

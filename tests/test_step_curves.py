@@ -2,6 +2,7 @@
 
 import csv
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from runnerkit import dl, read_metrics
+from runnerkit.loop.loader_pass import Pass
+from runnerkit.loop.throughput import Throughput, with_throughput
 from tests.interrupt import Interrupt, at
 from tests.tiny import loader, mlp, sgd
 
@@ -125,8 +128,12 @@ def test_a_line_has_loss_step_rate_and_throughput(capsys):
     assert all(float(each[2]) > 0 and float(each[3]) > 0 for each in found)
 
 
-def test_tokens_per_second_count_the_weights_of_batches(capsys, monkeypatch):
-    """They are those of all batches since the last line: a clock that ticks once a reading makes them exact."""
+@pytest.mark.parametrize("has_more", [False, True])
+def test_tokens_per_second_count_the_weights_of_batches(has_more, capsys, monkeypatch):
+    """They are those of all batches since the last line, whatever their metrics.
+
+    A clock that ticks once a reading makes them exact.
+    """
     now = iter(range(1_000_000))
     monkeypatch.setattr("runnerkit.loop.throughput.time.perf_counter", lambda: float(next(now)))
 
@@ -134,12 +141,30 @@ def test_tokens_per_second_count_the_weights_of_batches(capsys, monkeypatch):
         def handle_batch(self, batch):
             super().handle_batch(batch)
             self.batch_weight = torch.tensor(100.0 + self.loader_batch_step)
+            if has_more and self.loader_batch_step in (1, 6):
+                self.batch_metrics["more"] = torch.ones(())
 
     run(runner=Weighted(), loaders={"train": loader(32, 4)}, log_every=4)
 
     lines = [line for line in capsys.readouterr().out.splitlines() if "tokens/s" in line]
     assert [float(re.search(r"samples/s (\S+)", line)[1]) for line in lines] == [16, 16]
     assert [float(re.search(r"tokens/s (\S+)", line)[1]) for line in lines] == [410, 426]
+
+
+def test_processes_that_work_on_the_same_samples_count_their_tokens_once(monkeypatch):
+    """Of four processes in two groups of tensor parallelism, two read different batches."""
+    now = iter(range(1_000_000))
+    monkeypatch.setattr("runnerkit.loop.throughput.time.perf_counter", lambda: float(next(now)))
+    current, throughput = Pass("train", num_processes=2), Throughput()
+    runner = SimpleNamespace(
+        loader_pass=current, sample_step=0, batch_weight=10.0, engine=SimpleNamespace(num_processes=4)
+    )
+    throughput.start(runner)
+
+    current.means.update({"loss": torch.ones(())}, 3, weight=10.0)
+    runner.sample_step = 6
+
+    assert with_throughput(throughput.take(runner)) == {"samples/s": 6.0, "tokens/s": 20.0}
 
 
 def test_a_validation_is_not_part_of_the_throughput(capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """Weights of losses that users pass to ``engine.backward``, against hand-written loops in float64."""
 
+import logging
 from functools import partial
 
 import pytest
@@ -282,3 +283,66 @@ def train_with_equal_weights():
 def test_equal_weights_cost_nothing():
     """The loss is backpropagated as it is, and nothing is summed over processes."""
     assert together(train_with_equal_weights) == ([False, False], 0)
+
+
+class Selective(Left):
+    """Learns from every second batch of a step."""
+
+    leaves_out = True
+
+    def make_step(self, features, targets):
+        loss = self.loss(features, targets)
+        if self.loader_batch_step % 2:
+            self.engine.backward(loss)
+        elif not self.leaves_out:
+            self.engine.backward(0 * loss)
+
+
+class SelectiveBySamples(Selective):
+    def handle_batch(self, batch):
+        self.make_step(*batch)
+
+
+def train_selectively(kind, number=1, *, leaves_out=True):
+    runner = kind()
+    runner.leaves_out = leaves_out
+    batches = DataLoader(Stream(), batch_size=4 // number)
+    step = dl.OptimizerCallback("loss", accumulation_steps=2)
+    return fit(batches, criterion=None, num_processes=number, runner=runner, callbacks=[step])[0]
+
+
+def test_a_weighed_batch_without_a_backward_pass_is_refused():
+    """The weight of the batch would be missing in the divisor; a loss of zero counts."""
+    with pytest.raises(ValueError, match=r"batch_weight was set in 1 of the 2 batches.*0 \* loss"):
+        train_selectively(Selective)
+    with pytest.raises(ValueError, match=r"only 1 of the 2 batches of a step had a backward pass.*0 \* loss"):
+        together(partial(train_selectively, SelectiveBySamples, 2))
+
+    model = mlp().double()
+    optimizer = sgd(model)
+    for features, targets in steps(8):
+        optimizer.zero_grad()
+        share = (targets[:4] + 1).sum().double() / (targets + 1).sum()
+        (share * token_loss(model, features[:4], targets[:4])).backward()
+        optimizer.step()
+    expected = weights(model)
+    torch.testing.assert_close(train_selectively(Selective, leaves_out=False), expected, **EXACT)
+    found = together(partial(train_selectively, Selective, 2, leaves_out=False))
+    torch.testing.assert_close(found, expected, **EXACT)
+
+
+class Late(LeftBySamples):
+    def handle_batch(self, batch):
+        super().handle_batch(batch)
+        self.batch_weight = 2.0
+
+
+@pytest.mark.parametrize(("kind", "is_late"), [(Late, True), (Left, False), (LeftBySamples, False)])
+def test_a_weight_that_is_set_after_the_backward_pass_is_named(kind, is_late, caplog):
+    """It weights the logged mean only; one warning in the stage says so."""
+    step = dl.OptimizerCallback("loss", accumulation_steps=2)
+    fit(DataLoader(data(), 4), num_processes=1, criterion=None, runner=kind(), callbacks=[step], num_epochs=2)
+
+    warned = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
+    assert [words for words in warned if "batch_weight was set after the backward pass" in words] == warned
+    assert len(warned) == is_late

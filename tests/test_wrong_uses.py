@@ -166,6 +166,8 @@ TRAIN = {
     "profile is a path": refused(TypeError, "profile must be True or False", profile="trace.json"),
     "ddp is a number": refused(TypeError, "ddp must be True", "DistributedDataParallelEngine(4)", ddp=4),
     "amp is a dtype": refused(TypeError, "amp must be True", "precision='bf16'", amp="bf16"),
+    "amp is a number of bits": refused(TypeError, "amp must be True", "precision='fp16'", amp=16),
+    "fp16 is a dtype of torch": refused(TypeError, "fp16 must be True", "precision='fp16'", fp16=torch.float16),
     "apex is a word": refused(TypeError, "apex must be True or False", apex="yes"),
     "precision of Lightning": refused(ValueError, "precision must be", "did you mean 'bf16'", precision="bf16-mixed"),
     "precision is a dtype": refused(ValueError, "did you mean 'fp16'", precision=torch.float16),

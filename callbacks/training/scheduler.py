@@ -104,7 +104,9 @@ class SchedulerCallback(ISchedulerCallback):
             check_length(self._scheduler, runner, is_per_step=self._steps_per_batch)
 
     def _check_unit(self, runner: IRunner) -> None:
-        given, own = runner.scheduler_interval, "step" if self.mode == "batch" else self.mode
+        # "manual" concerns the schedulers that no callback steps.
+        given = None if runner.scheduler_interval == "manual" else runner.scheduler_interval
+        own = "step" if self.mode == "batch" else self.mode
         if given is not None and own is not None and given != own:
             raise ValueError(
                 f"scheduler_interval={given!r} and SchedulerCallback(mode={self.mode!r}) contradict each other: leave "

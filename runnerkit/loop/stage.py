@@ -49,7 +49,7 @@ class Stage(ProcessState):
         made_schedulers: keys of the schedulers that were made by functions of that number.
         weight_units: of the batches' weights.
         checked_batch_sizes, compared_streams: keys of loaders whose first batch was checked.
-        has_checked_criterion: whether a warning was due that batches need other weights than their samples.
+        has_checked_criterion: whether a warning was due that batches need other weights than those of their gradients.
         miscounted: keys of loaders of which a warning said that a batch counts other samples than they gave.
         misstated_lengths: keys of loaders that gave other numbers of batches than their lengths.
     """

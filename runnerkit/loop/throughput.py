@@ -20,7 +20,7 @@ class Throughput(ProcessState):
     """A clock of the training loader under way, which validations within it stop.
 
     Times are the host's, without host synchronization: over many steps the host is as slow as the device whose queue it
-    fills. Tokens are the batches' weights in this process, times the number of processes.
+    fills. Tokens are the batches' weights in this process, times the number of processes with other batches.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Throughput(ProcessState):
         rates: dict[str, Scalar] = {f"{_MARK}samples/s": (runner.sample_step - self._num_samples) / seconds}
         weight = runner.loader_pass.means.weight
         if runner.batch_weight is not None:
-            rates[f"{_MARK}tokens/s"] = (weight - self._weight) * (runner.engine.num_processes / seconds)
+            rates[f"{_MARK}tokens/s"] = (weight - self._weight) * (runner.loader_pass.num_processes / seconds)
         self._since_s, self._num_samples, self._weight = now, runner.sample_step, weight
         return rates
 

@@ -150,9 +150,12 @@ class LoaderMeans:
 
     @property
     def weight(self) -> Any:
-        """The sum of the weights of batches with the first batch's metrics: a number, or a () tensor on the device."""
-        counts = [count for _, count in (*self._sums.values(), *self._host_sums.values())]
-        return counts[0] if counts else 0
+        """The sum of the weights of the batches with a metric: a number, or a () tensor on the device.
+
+        If a metric is a tensor in any batch, only batches with such a metric count.
+        """
+        counts = [count for _, count in self._sums.values()]  # each batch is in one of them, that of its metrics
+        return sum(counts) if counts else next((count for _, count in self._host_sums.values()), 0)
 
     def totals(self) -> dict[str, tuple[float, float]]:
         """Return {metric: (sum, sum of weights)} of this process, with one copy to the host."""

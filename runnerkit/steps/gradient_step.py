@@ -24,6 +24,7 @@ by which nothing is multiplied. Where all weights are equal, nothing is computed
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -43,6 +44,8 @@ from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
+
+logger = logging.getLogger(__name__)
 
 IDLE = "on_idle_batch_end"  # in place of on_batch_end, for a batch whose samples belong to another process
 
@@ -98,6 +101,7 @@ class GradientStep(ProcessState):
         divided: ids of the parameters whose gradients one of them divided in the batch `divided_at`.
         factor: of this process in the current batch; None is 1.
         is_asked: whether the divisor of the current batch's step is a sum over all ranks.
+        lacked_weight: whether the last loss was backpropagated before a `batch_weight` was set.
         is_learning: whether ``learn`` backpropagates, which divides the gradients by `total`.
         total: waits for the divisor of the gradients of ``learn``; None is 1.
         outer_weigh_loss: that of the engine before the pass, of a training loader around it.
@@ -125,6 +129,7 @@ class GradientStep(ProcessState):
     divided_at: int = -1
     factor: float | None = None
     is_asked: bool = False
+    lacked_weight: bool = False
     is_learning: bool = False
     total: Callable[[], Any] | None = None
     outer_weigh_loss: Callable[[Tensor, Any], Tensor] | None = None
@@ -203,8 +208,8 @@ class GradientStep(ProcessState):
             optimizer: the one that will step on it; None is any of those of the OptimizerCallbacks, or of the user's.
         """
         is_usual = not self.accumulate or runner.batch_size == self.units.size
-        factor, share = self.factor, None
-        if not (is_usual and runner.batch_weight is None and self.sizes is None):
+        factor, share, self.lacked_weight = self.factor, None, runner.batch_weight is None
+        if not (is_usual and self.lacked_weight and self.sizes is None):
             share = self.weigh(runner)
             factor = None if self.is_asked else self.factor  # the share of this process says it
             if self._is_divided(runner, optimizer):
@@ -285,12 +290,22 @@ class GradientStep(ProcessState):
         return not self.has_steppers and (runner.optimizer_step + 1) % every == 0
 
     def check(self, runner: IRunner) -> None:
-        """Warn if the first batch of a pass needs other weights than its number of samples."""
-        is_weighted = runner.batch_weight is not None
-        if runner.is_train_loader and self.matter and not is_weighted and runner.criterion is not None:
-            from runnerkit.steps import normalized_losses  # late, as few runs need it
+        """Warn, once per stage, if the first batch of a pass needs other weights than those of its gradients."""
+        stage = runner.current_run.stage
+        if not runner.is_train_loader or not self.matter or stage.has_checked_criterion:
+            return
+        if runner.batch_weight is None:
+            if runner.criterion is not None:
+                from runnerkit.steps import normalized_losses  # late, as few runs need it
 
-            normalized_losses.check(runner)
+                normalized_losses.check(runner)
+            return
+        stage.has_checked_criterion = True
+        if self.lacked_weight and runner.loss_reduction == "mean" and runner.engine.is_main_process:
+            logger.warning(
+                "batch_weight was set after the backward pass of the batch, so that it weights logged means, but not "
+                "gradients: set it before self.engine.backward(loss)"
+            )
 
     def end_pass(self, runner: IRunner) -> None:
         """Give the engine back the weights of the pass around this one: a validation within a training loader ends."""

@@ -94,7 +94,9 @@ def unstepped(schedulers: Any, callbacks: Mapping[str, Any]) -> list[str]:
 
 
 def check_stepped(runner: IRunner) -> None:
-    """Raise if nothing would step a scheduler of the stage, or if two would.
+    """Raise if nothing would step a scheduler of the stage, or if callbacks step all that the user's code steps.
+
+    With "manual", the user's code steps those that no SchedulerCallback steps.
 
     Raises:
         ValueError: with what to write.
@@ -105,7 +107,7 @@ def check_stepped(runner: IRunner) -> None:
         return
     missing = unstepped(schedulers, runner.callbacks)
     if interval == "manual":
-        if len(missing) < len(schedulers):
+        if not missing and any(each is not None for each in schedulers.values()):
             raise ValueError(
                 "scheduler_interval='manual' says that your code steps the scheduler, which a SchedulerCallback does "
                 "as well: remove one of the two"
@@ -119,10 +121,10 @@ def check_stepped(runner: IRunner) -> None:
     if missing:
         name, argument = (f"scheduler {missing[0]!r}", repr(missing[0])) if missing[0] else ("the scheduler", "")
         raise ValueError(
-            f"nothing steps {name}, so the learning rate would not change. The run lacks a callback for it, and "
-            f"{type(runner).__name__} makes its optimizer steps itself and may step it as well: write "
+            f"nothing steps {name}, so the learning rate would not change, unless your code steps it: write "
             "scheduler_interval='step' or 'epoch' (an argument of train) to have it stepped after each optimizer step "
-            f"or epoch, or add SchedulerCallback({argument}); 'manual' if your code steps it"
+            f"or epoch, or add SchedulerCallback({argument}) to the callbacks; if your code steps it, write "
+            f"scheduler_interval='manual', which may also be an attribute of {type(runner).__name__}"
         )
 
 

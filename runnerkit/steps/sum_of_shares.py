@@ -55,14 +55,20 @@ class SumOfShares:
         """Return the sum of the shares of the step's batches, a mean over processes; see :func:`divisor_of`.
 
         Raises:
-            ValueError: only some of the batches had a `batch_weight`.
+            ValueError: only some of the batches had a `batch_weight`, or a loss that was weighed.
         """
         if runner.loss_reduction == "sum":
             return 1
-        if self._num_given not in (0, num_batches) or self._num_asked not in (0, num_batches):
+        if self._num_given not in (0, num_batches):
             raise ValueError(
                 f"batch_weight was set in {self._num_given} of the {num_batches} batches of a step: set it in every "
-                "batch, on all ranks, or in none"
+                "batch, on all ranks, or in none, before the batch's backward pass, which may not be left out: "
+                "backpropagate 0 * loss if a batch teaches nothing"
+            )
+        if self._num_asked not in (0, num_batches):
+            raise ValueError(
+                f"only {self._num_asked} of the {num_batches} batches of a step had a backward pass, and the weights "
+                "of the others are not known: backpropagate 0 * loss if a batch teaches nothing"
             )
         if not self._num_asked:
             total = num_batches + self._surplus

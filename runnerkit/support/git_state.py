@@ -24,7 +24,7 @@ _LEFT_OUT = (
 
 
 def describe_commit() -> dict[str, Any]:
-    """Return the commit, the branch, and whether tracked files differ from it; empty outside a git repository.
+    """Return the commit, the branch, and whether tracked files may differ from it; empty outside a git repository.
 
     `has_changes` is None if git does not tell in time.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
@@ -103,9 +103,10 @@ def _lengths(scheduler: Any, start: int = 0, before: str = "") -> Iterator[tuple
         before = f" after a warm-up of {scheduler.length}"
         yield from _lengths(scheduler.after, scheduler.length, before)
         return
-    inner = inner_schedulers(scheduler)
-    for each, first in zip(inner, starts_of(scheduler), strict=True):
-        yield from _lengths(each, start + first, f" after {first} of other schedulers" if first else before)
+    inner, starts = inner_schedulers(scheduler), starts_of(scheduler)
+    for each, first in zip(inner, starts, strict=True):
+        if first == starts[-1]:  # one of those that run to the end; a warm-up before them is not made for the run
+            yield from _lengths(each, start + first, f" after {first} of other schedulers" if first else before)
     if inner or getattr(scheduler, "t_in_epochs", True) is False:
         return
     kind = type(scheduler).__name__
@@ -124,15 +125,19 @@ def _with_start(words: str, length: Any, start: int, before: str) -> Iterator[tu
             yield words % length + before, start + length
 
 
-def _numbers_of(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the numbers, by name, that a schedule's function was made with: arguments, closure, globals, attributes."""
+def _numbers_of(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the numbers that a schedule's function reads, by name: arguments, closure, globals, attributes."""
     if isinstance(function, partial):
         yield from function.keywords.items()
         yield from (("an argument", each) for each in function.args)
         yield from _numbers_of(function.func)
         return
-    yield from getattr(function, "__dict__", {}).items()  # also of an object with __call__
-    yield from getattr(getattr(function, "__self__", None), "__dict__", {}).items()
+    if not inspect.isroutine(function):  # an object with __call__
+        function = type(function).__call__.__get__(function)
+    read = getattr(getattr(function, "__code__", None), "co_names", ())
+    for owner in (function, getattr(function, "__self__", None)):
+        # Others may be of anything, as those of a config are.
+        yield from ((name, each) for name, each in getattr(owner, "__dict__", {}).items() if name in read)
     if inspect.isfunction(function):
         try:
             closure = inspect.getclosurevars(function)
