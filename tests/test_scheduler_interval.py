@@ -268,11 +268,12 @@ def test_other_schedules_are_left_alone(make, options, caplog):
     assert [each.message for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
-def test_a_run_of_less_than_an_epoch_does_not_leave_the_rate_as_it_is():
-    """The scheduler would be stepped once, after the last step."""
-    with pytest.raises(ValueError, match=r"StepLR .* ends after 3 of the 4 optimizer steps.*scheduler_interval='step'"):
-        rates_of_run(halve, num_epochs=None, num_steps=3)
+def test_a_run_of_less_than_an_epoch_says_that_the_rate_stays(caplog):
+    """Once, when it starts: a trial of a few steps needs no other argument than the whole run."""
+    assert rates_of_run(halve, num_epochs=None, num_steps=3) == [0.1] * 3
 
+    [warning] = [each.message for each in caplog.records if each.levelno >= logging.WARNING]
+    assert "ends after 3 of the 4 optimizer steps" in warning and "scheduler_interval='step'" in warning
     assert rates_of_run(halve, num_epochs=None, num_steps=3, scheduler_interval="epoch") == [0.1] * 3
     assert rates_of_run(halve, num_epochs=None, num_steps=3, scheduler_interval="step") == [0.1, 0.1, 0.05]
 

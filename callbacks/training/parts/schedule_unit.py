@@ -48,8 +48,10 @@ def own_unit(scheduler: Any, *, is_made: bool) -> Literal["step", "epoch"]:
 def check_unit(scheduler: Any, runner: IRunner) -> None:
     """Raise if a scheduler that is stepped after each epoch, unasked, was made for the optimizer steps of the stage.
 
+    Warn if the stage ends within its first epoch: the rate does not change, as in a trial run, or in a long epoch.
+
     Raises:
-        ValueError: it has as many units as the stage has steps, or the stage ends within its first epoch.
+        ValueError: it has as many units as the stage has steps.
     """
     stage, per_epoch = runner.current_run.stage, steps_per_epoch(runner)
     if stage.num_steps is None or per_epoch == 1:
@@ -63,28 +65,37 @@ def check_unit(scheduler: Any, runner: IRunner) -> None:
                 f"{name} is stepped after each epoch, but was made for all {length} {counts[length]} of the run: "
                 f"{_remedy(scheduler)}; {_OR_PER_EPOCH}"
             )
-    is_told = required_argument(scheduler) == "metrics" or hasattr(scheduler, "step_update")
-    if per_epoch is not None and stage.num_steps < per_epoch and not is_told and not isinstance(scheduler, WarmupLR):
-        raise ValueError(
-            f"{type(scheduler).__name__} is stepped after each epoch, but the run ends after {stage.num_steps} of the "
-            f"{per_epoch} optimizer steps of its first, so the learning rate would not change: {_remedy(scheduler)}; "
-            f"{_OR_PER_EPOCH}"
-        )
+    is_short = per_epoch is not None and stage.num_steps < per_epoch
+    if is_short and not _acts_otherwise(scheduler) and runner.engine.is_main_process:
+        logger.warning(
+            "%s is stepped after each epoch, but the run ends after %d of the %d optimizer steps of its first, so the "
+            "learning rate will not change: %s; %s",
+            type(scheduler).__name__, stage.num_steps, per_epoch, _remedy(scheduler), _OR_PER_EPOCH,
+        )  # fmt: skip
 
 
 def warn_if_idle(scheduler: Any, runner: IRunner) -> None:
-    """Warn at the end of a stage of steps that its only epoch ended with it, and a scheduler acted after all steps."""
+    """Warn at the end of a stage of steps that its only epoch ended with it, and a scheduler acted after all steps.
+
+    If the length of an epoch is known, :func:`check_unit` has said so.
+    """
     is_of_steps = runner.current_run.stage.budget.num_steps is not None
     is_one_epoch = runner.stage_epoch_step == 1 and runner.stage_optimizer_step > 0
-    acts_otherwise = (
-        isinstance(scheduler, WarmupLR) or hasattr(scheduler, "step_update") or required_argument(scheduler)
-    )
-    if not is_of_steps or not is_one_epoch or acts_otherwise or not runner.engine.is_main_process:
+    is_known = steps_per_epoch(runner) is not None
+    if not is_of_steps or not is_one_epoch or is_known or _acts_otherwise(scheduler):
+        return
+    if not runner.engine.is_main_process:
         return
     logger.warning(
         "%s was stepped after each epoch, and the run was one epoch of %d optimizer steps, so the learning rate did "
         "not change: %s; %s", type(scheduler).__name__, runner.stage_optimizer_step, _remedy(scheduler), _OR_PER_EPOCH,
     )  # fmt: skip
+
+
+def _acts_otherwise(scheduler: Any) -> bool:
+    """Return whether a scheduler also acts within an epoch, or not by itself."""
+    is_told = hasattr(scheduler, "step_update") or required_argument(scheduler) is not None
+    return is_told or isinstance(scheduler, WarmupLR)
 
 
 def _remedy(scheduler: Any) -> str:
