@@ -1,6 +1,8 @@
 """Tests of the view of a runner in a notebook: its state, its last metrics, and curves that need no other files."""
 
 import re
+import threading
+import time
 from html.parser import HTMLParser
 
 import pytest
@@ -119,24 +121,60 @@ def test_within_a_run_the_place_is_shown_and_the_metrics_so_far():
     assert "polyline" not in in_train.tags and "circle" in in_train.tags
 
 
+def test_the_caller_of_two_processes_shows_all_processes_metrics(tmp_path):
+    """Before they end, their metrics are unknown here; afterwards they are those of one process with larger batches."""
+    runner, in_between = dl.SupervisedRunner(), []
+    waits = threading.Event()
+
+    class Signal(dl.Callback):
+        def on_epoch_start(self, runner):
+            (tmp_path / f"began_{runner.engine.rank}").touch()
+            for _ in range(10_000):
+                if (tmp_path / "seen").exists():
+                    return
+                time.sleep(0.01)
+
+    def look():
+        while not (tmp_path / "began_0").exists() and not waits.wait(0.01):
+            pass
+        in_between.append(view(runner).text)
+        (tmp_path / "seen").touch()
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        train(runner=runner, num_processes=2, num_epochs=2, callbacks=[Signal()])
+    finally:
+        waits.set()
+        thread.join()
+    alone = train(num_epochs=2, loaders={"train": loader(16, 8)})
+
+    by = "(DistributedDataParallelEngine, 2 processes)"
+    assert in_between == [f"SupervisedRunner running {by}; metrics arrive at the end"]
+    shown = view(runner)
+    assert shown.text.startswith(f"SupervisedRunner finished in epoch 2, after 4 optimizer steps {by}")
+    assert shown.rows[1] == view(alone).rows[1]
+
+
 class Refuses(dl.Callback):
     def on_epoch_end(self, runner):
         if runner.epoch_step == 2:
             raise ArithmeticError("<b>loss</b> is odd")
 
 
-def test_after_a_failure_its_message_is_shown():
-    """With the metrics of the epochs before."""
+@pytest.mark.parametrize(("num_processes", "state"), [(1, "failed in epoch 2, after 8 optimizer steps"), (2, "failed")])
+def test_after_a_failure_its_message_is_shown(num_processes, state):
+    """In this process, with the metrics of the epochs before; of other processes only the message is known."""
     runner = dl.SupervisedRunner()
     with pytest.raises(ArithmeticError):
-        train(runner=runner, num_epochs=3, callbacks=[Refuses()])
+        train(runner=runner, num_processes=num_processes, num_epochs=3, callbacks=[Refuses()])
 
     shown = view(runner)
 
-    assert shown.text.startswith("SupervisedRunner failed in epoch 2, after 8 optimizer steps (CPUEngine)")
+    assert shown.text.startswith(f"SupervisedRunner {state} (")
     assert "ArithmeticError: " in shown.text and "<b>loss</b> is odd" in shown.text
     assert "b" not in shown.tags
-    assert shown.rows[0] == ["metric", "■ train, epoch 2"]
+    assert bool(shown.rows) == (num_processes == 1)
 
 
 def test_a_second_run_forgets_the_failure():
