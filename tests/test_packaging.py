@@ -1,5 +1,7 @@
-"""Tests of a wheel built from the sdist and of an editable install, both used from another folder."""
+"""Tests of the sdist, of the wheel built from it, and of an editable install, all used from another folder."""
 
+import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -21,14 +23,20 @@ USE = (
 DOCS = "from runnerkit.commands.cli import main; main(['docs', 'cli'])"
 
 
-def run(*command, cwd):
-    done = subprocess.run([str(each) for each in command], cwd=cwd, capture_output=True, text=True, check=False)
+NOT_IN_SDIST = {".gitignore"}
+
+
+def run(*command, cwd, **variables):
+    command, environment = [str(each) for each in command], {**os.environ, **variables}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()
 
 
 def committed():
-    """Return the files that git would commit; links among them are left out."""
+    """Return the files that git would commit, as relative paths; links among them are left out."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs the repository, to know its files")
     listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT).splitlines()
     return {name for name in listed if (ROOT / name).is_file() and not (ROOT / name).is_symlink()}
 
@@ -71,26 +79,110 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
     assert not any(each.issym() or each.islnk() for each in sources.values())
     copies = "runnerkit/engines", "runnerkit/callbacks", "runnerkit/docs"
     assert [name for name in sources if name.startswith(copies)] == []
-    assert committed() - {".gitignore"} - sources.keys() == set()
+    assert committed() - NOT_IN_SDIST - sources.keys() == set()
     assert (tmp_path / "site" / "runnerkit" / "llms.txt").read_text(encoding="utf-8") == llms_txt()
     assert run(sys.executable, "-P", "-c", site + DOCS, cwd=tmp_path) == (ROOT / "docs" / "cli.md").read_text().strip()
     assert Path(where).is_relative_to(tmp_path / "site")
 
 
+def editable_install(source, folder):
+    """Install `source` into a new virtual environment in `folder`; return its Python."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+    python = folder / "venv" / "bin" / "python"
+    # use torch, setuptools and the other packages of this environment, so that nothing is downloaded
+    borrowed = [path for path in sys.path if path.endswith("site-packages")]
+    [site_packages] = (folder / "venv" / "lib").glob("python*/site-packages")
+    (site_packages / "borrowed.pth").write_text("\n".join(borrowed))
+    pip = (sys.executable, "-m", "pip", "--python", python, "--quiet", "--disable-pip-version-check")
+    run(*pip, "install", "--no-deps", "--no-build-isolation", "--ignore-installed", "--editable", source, cwd=folder)
+    return python
+
+
 @pytest.mark.slow
 def test_an_editable_install_works_from_elsewhere(tmp_path):
     """An editable install in a new virtual environment imports the folders of the checkout."""
-    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
-    python = tmp_path / "venv" / "bin" / "python"
-    # use torch, setuptools and the other packages of this environment, so that nothing is downloaded
-    borrowed = [path for path in sys.path if path.endswith("site-packages")]
-    [site_packages] = (tmp_path / "venv" / "lib").glob("python*/site-packages")
-    (site_packages / "borrowed.pth").write_text("\n".join(borrowed))
-    pip = (sys.executable, "-m", "pip", "--python", python, "--quiet", "--disable-pip-version-check")
-    run(*pip, "install", "--no-deps", "--no-build-isolation", "--ignore-installed", "--editable", ROOT, cwd=tmp_path)
+    python = editable_install(ROOT, tmp_path)
 
     where = run(python, "-P", "-c", USE, cwd=tmp_path)
     version = run(tmp_path / "venv" / "bin" / "runnerkit", "--version", cwd=tmp_path)
 
     assert Path(where).resolve() == ROOT / "engines" / "__init__.py"
     assert version.startswith("runnerkit 0.")
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory):
+    """Return a repository of this checkout, whose changelog has a section of its version, and where it was built."""
+    folder = tmp_path_factory.mktemp("release") / "checkout"
+    for name in committed():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name)
+    for name in ("engines", "callbacks", "loggers"):
+        (folder / "runnerkit" / name).symlink_to(f"../{name}")
+    changelog = folder / "CHANGELOG.md"
+    heads = f"## [Unreleased]\n\n## [{__version__}] - 2026-12-31\n"
+    changelog.write_text(changelog.read_text(encoding="utf-8").replace("## [Unreleased]\n", heads), encoding="utf-8")
+    git = ("git", "-c", "user.name=nobody", "-c", "user.email=nobody@example.com", "-c", "commit.gpgsign=false")
+    for arguments in (("init", "--quiet"), ("add", "--all"), ("commit", "--quiet", "--message", "all")):
+        run(*git, *arguments, cwd=folder)
+    return folder
+
+
+def build_release(release, tag):
+    command = [str(release / "scripts" / "build_release.sh"), sys.executable, "https://forge.example/owner/name", tag]
+    return subprocess.run(command, cwd=release, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_a_release_is_built_as_pypi_accepts_it(release):
+    """Both files pass PyPI's checks, name the repository, and leave the checkout unchanged."""
+    pytest.importorskip("twine")
+
+    done = build_release(release, f"v{__version__}")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASSED") == 2
+    assert run("git", "status", "--short", cwd=release) == ""
+    [wheel], [sdist] = (release / "dist").glob("*.whl"), (release / "dist").glob("*.tar.gz")
+    [info] = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("/METADATA")]
+    metadata = zipfile.ZipFile(wheel).read(info).decode()
+    with tarfile.open(sdist) as archive:
+        [info] = [each for each in archive if each.name.count("/") == 1 and each.name.endswith("/PKG-INFO")]
+        assert archive.extractfile(info).read().decode() == metadata
+    assert "Project-URL: Homepage, https://forge.example/owner/name\n" in metadata
+    assert "\nAuthor: The runnerkit authors\n" in metadata
+    assert f"(https://forge.example/owner/name/blob/v{__version__}/docs/index.md)" in metadata
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tag", ["v9.9.9", "0.1.0"])
+def test_a_tag_of_another_version_is_not_built(release, tag):
+    done = build_release(release, tag)
+
+    assert done.returncode == 1 and f"the tag is {tag}, but runnerkit/version.py has {__version__}" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_version_without_a_section_of_the_changelog_is_not_built(release, tmp_path):
+    copy = shutil.copytree(release, tmp_path / "copy", symlinks=True)
+    (copy / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n")
+
+    done = build_release(copy, f"v{__version__}")
+
+    assert done.returncode == 1 and f"CHANGELOG.md lacks a section [{__version__}]" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_tests_run_in_an_unpacked_sdist(tmp_path):
+    """It lacks the repository and the links; the editable install, as of `make`, finds the folders at its root."""
+    run(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", tmp_path, ROOT, cwd=tmp_path)
+    shutil.unpack_archive(tmp_path / f"runnerkit-{__version__}.tar.gz", tmp_path, filter="data")
+    source = tmp_path / f"runnerkit-{__version__}"
+    python = editable_install(source, tmp_path)
+
+    tests = ("tests/test_publishing.py", "tests/test_layers.py", "tests/test_rows.py", "tests/callbacks/test_timer.py")
+    printed = run(python, "-m", "pytest", "-q", "-m", "not slow", *tests, cwd=source, PYTHONPATH="")
+    where = run(python, "-P", "-c", USE, cwd=tmp_path, PYTHONPATH="")
+
+    assert " passed" in printed
+    assert Path(where).resolve() == source / "engines" / "__init__.py"

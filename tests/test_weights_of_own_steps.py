@@ -298,11 +298,6 @@ class Selective(Left):
             self.engine.backward(0 * loss)
 
 
-class SelectiveBySamples(Selective):
-    def handle_batch(self, batch):
-        self.make_step(*batch)
-
-
 def train_selectively(kind, number=1, *, leaves_out=True):
     runner = kind()
     runner.leaves_out = leaves_out
@@ -315,8 +310,6 @@ def test_a_weighed_batch_without_a_backward_pass_is_refused():
     """The weight of the batch would be missing in the divisor; a loss of zero counts."""
     with pytest.raises(ValueError, match=r"batch_weight was set in 1 of the 2 batches.*0 \* loss"):
         train_selectively(Selective)
-    with pytest.raises(ValueError, match=r"only 1 of the 2 batches of a step had a backward pass.*0 \* loss"):
-        together(partial(train_selectively, SelectiveBySamples, 2))
 
     model = mlp().double()
     optimizer = sgd(model)

@@ -48,14 +48,15 @@ def test_a_notebook_is_kept_without_outputs(path):
 
 @pytest.mark.slow
 def test_the_quick_start_trains_and_shows(tmp_path):
-    """It shows five epochs, a table and a plot; more than 90 % of digits are right, and both counts agree."""
-    _, training, [table], [picture], reading, [accuracy] = outputs("quick_start.ipynb", tmp_path)
+    """It shows five epochs, the run, a table and a plot; most digits are right, and both counts agree."""
+    _, training, [run], [table], [picture], reading, [accuracy] = outputs("quick_start.ipynb", tmp_path)
 
     *lines, notice = printed(training).splitlines()
     assert notice.startswith("loaded the best weights")
     assert [line[:15] for line in lines] == [
         f"epoch  {epoch}  {key}" for epoch in range(1, 6) for key in ("train", "valid")
     ]
+    assert "finished in epoch 5" in run.data["text/html"] and "<polyline" in run.data["text/html"]
     assert "accuracy03" in table.data["text/html"] and "image/png" in picture.data
     num_wrong, num_all = map(int, re.match(r"(\d+) of (\d+) are wrong", printed(reading)).groups())
     assert num_all == 360

@@ -32,6 +32,7 @@ runner = train(model, num_epochs=2, callbacks=[Counter()], loaders=loaders, ddp=
 torch.save(model.layers.state_dict(), "weights.pth")
 runner.engine.num_processes, runner.num_seen
 """
+SHOWN = "runner"
 FAILURE = """
 class Refuses(dl.Callback):
     def on_loader_start(self, runner):
@@ -46,9 +47,9 @@ except ArithmeticError as error:
 
 @pytest.mark.slow
 def test_a_notebook_trains_in_several_processes(jobs, expected):
-    """Model and callback classes are defined in a cell; weights, attributes and exceptions are sent back."""
+    """Model and callback classes are defined in a cell; weights, attributes, metrics and exceptions are sent back."""
     path = jobs.folder / "train.ipynb"
-    cells = [nbformat.v4.new_code_cell(text) for text in (DEFINITIONS, TRAINING, FAILURE)]
+    cells = [nbformat.v4.new_code_cell(text) for text in (DEFINITIONS, TRAINING, SHOWN, FAILURE)]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
     [command] = commands("A notebook")
 
@@ -56,8 +57,9 @@ def test_a_notebook_trains_in_several_processes(jobs, expected):
 
     assert job.wait(120) == 0, job.output
     executed = nbformat.read(path, as_version=4)
-    [result], [printed] = executed.cells[1].outputs, executed.cells[2].outputs
+    [result], [shown], [printed] = (cell.outputs for cell in executed.cells[1:])
     assert result["data"]["text/plain"] == "(2, 86)"  # 2 epochs of 32 samples here (of 64) and 11 (of 21)
+    assert "finished in epoch 2" in shown["data"]["text/html"] and "2 processes" in shown["data"]["text/html"]
     assert printed["text"] == "RankTraceback\n"
     model = mlp()
     model.load_state_dict(torch.load(jobs.folder / "weights.pth", weights_only=True))
