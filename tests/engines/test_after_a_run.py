@@ -15,17 +15,17 @@ SHARDED = partial(dl.FullyShardedDataParallelEngine, sharded_checkpoints=True)
 
 def train_and_read(engine, folder):
     """Train with a rank zero that is slow to name a checkpoint; read the last one on every rank."""
-    point = CheckpointFolder.point
+    point = CheckpointFolder.set_alias
 
     def point_slowly(self, *args):
         time.sleep(0.3)
         point(self, *args)
 
-    CheckpointFolder.point = point_slowly
+    CheckpointFolder.set_alias = point_slowly
     try:
         train(num_epochs=2, engine=engine, callbacks=[dl.CheckpointCallback(folder, mode="runner")])
     finally:
-        CheckpointFolder.point = point
+        CheckpointFolder.set_alias = point
     assert utils.load_checkpoint(CheckpointFolder(folder / "checkpoints").named("last"))["counters"]["epoch_step"] == 2
 
 

@@ -109,7 +109,7 @@ def test_a_kill_between_a_new_file_and_the_index_calls_nothing_damaged(whole, lo
 
 def test_a_kill_between_the_index_and_the_names_leaves_no_old_name(tmp_path, monkeypatch):
     """This includes the last save, after which the resumed run has nothing left to do."""
-    point = CheckpointFolder.point
+    point = CheckpointFolder.set_alias
 
     def die(folder, alias, record):
         if record.name == f"model.{NUM_EPOCHS:04d}.pth":

@@ -53,8 +53,8 @@ def add(folder, epoch, *, sharded=False, num_kept=2):
     else:
         name += ".pth"
     record = checkpoints.add(name, saved, kind="runner", epoch=epoch, batch=10 * epoch, score=None, metrics={})
-    checkpoints.point("last", record)
-    checkpoints.point("best", record)
+    checkpoints.set_alias("last", record)
+    checkpoints.set_alias("best", record)
     checkpoints.keep(checkpoints.records[-num_kept:])
 
 
