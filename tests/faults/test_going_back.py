@@ -116,7 +116,7 @@ def test_a_kill_between_the_index_and_the_names_leaves_no_old_name(tmp_path, mon
             os.kill(os.getpid(), signal.SIGKILL)
         point(folder, alias, record)
 
-    monkeypatch.setattr(CheckpointFolder, "point", die)
+    monkeypatch.setattr(CheckpointFolder, "set_alias", die)
     assert exit_code_of(lambda: fit(tmp_path)) == -signal.SIGKILL
     monkeypatch.undo()
     folder = tmp_path / "checkpoints"
