@@ -68,7 +68,8 @@ def logdir(tmp_path_factory):
     hparams = {"lr": 0.1, "model": {"width": 16, "name": "<b>mlp</b> & more"}}
     judge = {"valid_loader": "valid", "valid_metric": "accuracy", "minimize_valid_metric": False}
     accuracy = [dl.AccuracyCallback("logits", "targets")]
-    train(loaders=loaders, callbacks=accuracy, hparams=hparams, num_epochs=4, logdir=logdir, **judge)
+    loggers = {"csv": dl.CSVLogger(logdir, save_diff=False)}  # the page would show changes of this checkout
+    train(loaders=loaders, callbacks=accuracy, hparams=hparams, num_epochs=4, logdir=logdir, loggers=loggers, **judge)
     return logdir
 
 
