@@ -144,7 +144,7 @@ def _numbers_of(function: Any) -> Iterator[tuple[str, Any]]:
         yield from _numbers_of(function.func)
         return
     if not inspect.isroutine(function):  # an object with __call__
-        function = type(function).__call__.__get__(function)
+        function = function.__call__
     read = getattr(getattr(function, "__code__", None), "co_names", ())
     for owner in (function, getattr(function, "__self__", None)):
         # Others may be of anything, as those of a config are.
