@@ -80,7 +80,7 @@ def page_text(topic: str) -> str:
     """Return a page as Markdown; names of the reference are replaced by their signatures and docstrings.
 
     Raises:
-        KeyError: there is no such page.
+        KeyError: `topic` is not a page.
     """
     if topic == INDEX:
         return llms_txt()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runnerkit.history.best_values import best_metrics, compare_runs
+from runnerkit.history.best_values import best_metrics, compare_runs, without_missing
 from runnerkit.history.frame import Logdirs, find_runs, read_metrics, select
 from runnerkit.storage.status_file import read_status
 
@@ -32,24 +32,14 @@ def metrics_json(logdir: Logdirs, *, metric: str | None = None, loader: str | No
         for place, rows in table.groupby(_PLACE, sort=False)
     ]
     best = select(best_metrics(logdir), **chosen)
-    return {"run": run, "status": read_status(folder), "passes": passes, "best": [_values(row) for row in _rows(best)]}
+    return {"run": run, "status": read_status(folder), "passes": passes, "best": _rows(best.drop(columns="run"))}
 
 
 def _comparison(table: pd.DataFrame, runs: dict[str, Path]) -> dict[str, Any]:
     logged = table.dropna(subset=["metric"]).iloc[0]
-    rows = [{"run": row["run"], **_values(row), "status": read_status(runs[row["run"]])} for row in _rows(table)]
-    for row in rows:
-        if row["loader"] is None:  # it did not log the metric
-            row["last"] = None
+    rows = [{**row, "status": read_status(runs[row["run"]])} for row in _rows(table)]
     return {"metric": logged["metric"], "loader": logged["loader"], "runs": rows}
 
 
 def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
-
-
-def _values(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of `best_metrics` with None for what is unknown; a NaN in `last` was logged."""
-    import pandas as pd
-
-    return {key: None if pd.isna(value) and key != "last" else value for key, value in row.items() if key != "run"}
+    return [{str(name): value for name, value in row.items()} for row in without_missing(table).to_dict("records")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runnerkit.history.best_values import best_metrics, compare_runs
+from runnerkit.history.best_values import best_metrics, compare_runs, settings_of
 from runnerkit.history.frame import Logdirs, by_pass, find_runs, read_metrics, select
 from runnerkit.storage.status_file import describe, read_status
 
@@ -45,7 +45,7 @@ def _comparison(table: pd.DataFrame) -> str:
     better = f", {logged['better']} is better" if logged["better"] else ""
     unknown = ["smallest", "smallest_epoch", "largest", "largest_epoch"] if better else ["best", "best_epoch"]
     shown = table.drop(columns=["loader", "metric", "better", *unknown])
-    settings = list(table.columns[list(table.columns).index("largest_epoch") + 1 :])
+    settings = settings_of(table)
     shown = shown[["run", *settings, *(each for each in shown if each not in {"run", *settings})]]
     if table["stage"].nunique() == 1:
         shown = shown.drop(columns="stage")

@@ -17,7 +17,7 @@ def schema_of(name: str | None = None) -> dict[str, Any]:
     Args:
         name: of a command, or "status".
     Raises:
-        KeyError: there is no such output.
+        KeyError: `name` is not an output.
 
     >>> schema_of("status")["$ref"]
     '#/$defs/status'

@@ -22,7 +22,7 @@ def statuses(logdir: str | os.PathLike[str], *, once: bool = False, every_s: flo
         once: yield the current one only.
         every_s: seconds between two looks at the file.
     Raises:
-        FileNotFoundError: there is no status in `logdir`.
+        FileNotFoundError: `logdir` lacks a status file.
     """
     before: dict[str, Any] | None = None
     while True:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.commands.braille import draw_curves, limits
-from runnerkit.history.best_values import compare_runs, without_missing
+from runnerkit.history.best_values import compare_runs, settings_of, without_missing
 from runnerkit.history.chosen_metrics import changing_metrics, default_metrics, monitored_metrics
-from runnerkit.history.frame import Logdirs, find_runs, read_metrics, select
+from runnerkit.history.frame import Logdirs, find_runs, folders_of, read_metrics, select
 from runnerkit.history.plot import x_axis
 from runnerkit.storage.remote.urls import as_url
 from runnerkit.storage.status_file import describe, read_status
@@ -72,11 +71,7 @@ def watch(
             except KeyError as error:
                 picture = Text(error.args[0])  # it may be logged later
             live.update(picture, refresh=True)
-            time.sleep(max(every_s, _STORE_EVERY_S) if any(map(as_url, _folders(logdir))) else every_s)
-
-
-def _folders(logdir: Logdirs) -> Sequence[str | os.PathLike[str]]:
-    return [logdir] if isinstance(logdir, str | os.PathLike) else logdir
+            time.sleep(max(every_s, _STORE_EVERY_S) if any(map(as_url, folders_of(logdir))) else every_s)
 
 
 def _picture(
@@ -84,7 +79,7 @@ def _picture(
 ) -> RenderableType:
     from rich.text import Text
 
-    folders = _folders(logdir)
+    folders = folders_of(logdir)
     try:
         runs = find_runs(logdir)
         table = read_metrics(logdir)
@@ -132,7 +127,7 @@ def _table(comparison: pd.DataFrame, table: pd.DataFrame) -> RenderableType:
     from rich.text import Text
 
     colors, logged = _colors(table, "run"), comparison.dropna(subset=["metric"])
-    settings = list(comparison.columns[list(comparison.columns).index("largest_epoch") + 1 :])
+    settings = settings_of(comparison)
     values = ["best", "best_epoch", "last"] if logged["better"].ne("").any() else ["last"]
     listing = Table(box=None, pad_edge=False)
     titles = {"best": f"best {logged['metric'].iloc[0]}", "best_epoch": "epoch", "last": "last"}

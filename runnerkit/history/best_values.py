@@ -90,8 +90,16 @@ def compare_runs(logdir: Logdirs, *, metric: str | None = None, loader: str | No
     return rows if known == {""} else rows.sort_values("best", ascending=known == {"smaller"}, kind="stable")
 
 
+def settings_of(rows: pd.DataFrame) -> list[str]:
+    """Return the columns of a table of `compare_runs` for what differs between the runs; the summary precedes them."""
+    return list(rows.columns[list(rows.columns).index(_SUMMARY[-1]) + 1 :])
+
+
 def without_missing(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of `compare_runs` as objects, with None for unknown values; a NaN that was logged stays."""
+    """Return a table of `compare_runs` or `best_metrics` as objects, with None for unknown values.
+
+    A NaN that was logged stays.
+    """
     is_known = rows.notna()
     is_known["last"] = rows["metric"].notna()
     return rows.astype(object).where(is_known, None)

@@ -112,14 +112,18 @@ def by_pass(table: pd.DataFrame) -> pd.DataFrame:
     return by_metric.loc[order, list(table["metric"].unique())].reset_index(allow_duplicates=True)
 
 
+def folders_of(logdir: Logdirs) -> Sequence[str | os.PathLike[str]]:
+    """Return the folders that were given, one or several."""
+    return [logdir] if isinstance(logdir, str | os.PathLike) else logdir
+
+
 def find_runs(logdir: Logdirs, *, scope: Scope = "loader") -> dict[str, Path]:
     """Return the logdirs of all runs by name, like `read_metrics`: each run once, in the given order.
 
     Raises:
         FileNotFoundError: there are none.
     """
-    given = [logdir] if isinstance(logdir, str | os.PathLike) else logdir
-    folders = [local_copy(each, logs_only=True) for each in given]
+    folders = [local_copy(each, logs_only=True) for each in folders_of(logdir)]
     found: dict[Path, tuple[str, Path]] = {}
     for folder in folders:
         for path in _logdirs(folder, scope):

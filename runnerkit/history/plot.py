@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from runnerkit.errors import UnknownKeyError, did_you_mean
 from runnerkit.history.chosen_metrics import changing_metrics, default_metrics, monitored_metrics
-from runnerkit.history.frame import Logdirs, find_runs, read_metrics, select
+from runnerkit.history.frame import Logdirs, find_runs, folders_of, read_metrics, select
 from runnerkit.storage.atomic_file import new_file, write_text
 from runnerkit.storage.remote.copies import name_of, written
 from runnerkit.storage.remote.urls import as_url
@@ -174,7 +174,7 @@ def svg_of(figure: Figure) -> str:
 
 
 def _default_path(logdir: Logdirs) -> str:
-    folders = [logdir] if isinstance(logdir, str | os.PathLike) else logdir
+    folders = folders_of(logdir)
     if len(folders) != 1:
         raise ValueError(f"got {len(folders)} folders: choose the output file with path= or -o")
     return os.path.join(as_url(folders[0]) or folders[0], "metrics.png")

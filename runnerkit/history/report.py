@@ -12,7 +12,7 @@ from runnerkit.history import page
 from runnerkit.history.best_values import best_metrics, checkpoint_records
 from runnerkit.history.chosen_metrics import changing_metrics, default_metrics, monitored_metrics
 from runnerkit.history.comparison import comparison_page
-from runnerkit.history.frame import Logdirs, find_runs, read_metrics
+from runnerkit.history.frame import Logdirs, find_runs, folders_of, read_metrics
 from runnerkit.history.hyperparameters import environment_of, hparams_of
 from runnerkit.history.plot import curve_styles
 from runnerkit.storage.atomic_file import new_file, write_text
@@ -55,7 +55,7 @@ def write_report(logdir: Logdirs, *, path: str | os.PathLike[str] | None = None)
 
 
 def _default_path(logdir: Logdirs, runs: dict[str, Path]) -> str:
-    folders = [logdir] if isinstance(logdir, str | os.PathLike) else logdir
+    folders = folders_of(logdir)
     if len(runs) == 1:
         return os.path.join(shown(next(iter(runs.values()))), "report.html")
     if len(folders) != 1:
