@@ -292,8 +292,9 @@ class TrainOptions:
             )
 
     def _check_components(self) -> None:
-        check_components(model=self.model, criterion=self.criterion, optimizer=self.optimizer)
-        if self.model is not None:
+        if self.model is None:
+            check_components(criterion=self.criterion, optimizer=self.optimizer)
+        else:
             parameter_checks.check_optimizer(self.optimizer, self.model, self.criterion)
         check_scheduler(self.scheduler, self.optimizer)
         check_makers(self.optimizer, self.scheduler)

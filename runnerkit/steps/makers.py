@@ -55,7 +55,7 @@ def make_schedulers(given: Any, optimizer: Any, num_steps: int | None) -> Schedu
     """Return schedulers, those passed as functions made for the optimizer of their key and the number of steps.
 
     Raises:
-        KeyError: there is no such optimizer.
+        KeyError: `given` has a key that is not one of an optimizer.
         TypeError: a function returned something else.
     """
     by_key, optimizers = as_dict(given), as_dict(optimizer)

@@ -78,7 +78,7 @@ def read_status(logdir: Path) -> dict[str, Any] | None:
     number here.
 
     Returns:
-        None if there is no file, or if it is damaged.
+        None if the file does not exist, or is damaged.
 
     >>> import tempfile
     >>> read_status(Path(tempfile.mkdtemp())) is None
