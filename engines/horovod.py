@@ -17,11 +17,11 @@ from runnerkit.engines.adapters.horovod_batch_norm import SynchronizedBatchNorms
 from runnerkit.engines.adapters.horovod_launch import is_launched, rendezvous
 from runnerkit.engines.adapters.horovod_optimizer import DistributedStep, Operation
 from runnerkit.engines.communicators.horovod import Horovod, import_horovod
-from runnerkit.engines.failures.exchange_watch import parameters_of
 from runnerkit.engines.launch.launchers import ExternalLauncher, SpawnLauncher
 from runnerkit.engines.launch.several_processes import SeveralProcessesEngine
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.job_process import Launcher
+from runnerkit.types import parameters_of
 
 __all__ = ["HorovodEngine"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -55,6 +55,17 @@ def groups_of(optimizer: Any) -> list[dict[str, Any]]:
     ([1], [])
     """
     return getattr(optimizer, "param_groups", [])
+
+
+def parameters_of(*optimizers: Any) -> Iterator[Any]:
+    """Yield the parameters of all groups of optimizers.
+
+    >>> len([*parameters_of(torch.optim.SGD([torch.zeros(1)], lr=0.1), None)])
+    1
+    """
+    for each in optimizers:
+        for group in groups_of(each):
+            yield from group["params"]
 
 
 def each_tensor(value: Any, function: Callable[[Tensor], Any], *, others: Any = ...) -> Any:

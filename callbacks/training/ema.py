@@ -6,13 +6,12 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from runnerkit.callbacks.training.parts.averaged_weights import AverageFn
 from runnerkit.callbacks.training.parts.weight_average import WeightAverageCallback
 from runnerkit.support.arguments import check_numbers
-from runnerkit.types import as_dict
+from runnerkit.types import as_dict, parameters_of
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -62,8 +61,8 @@ class EMACallback(WeightAverageCallback):
         super().on_stage_start(runner)
         self._stepped.clear()
         for key, average in self.averages.items():
-            own = {id(parameter) for parameter in average.module.parameters()}
-            optimizers = [each for each in as_dict(runner.optimizer).values() if _parameters(each) & own]
+            own, known = set(average.module.parameters()), as_dict(runner.optimizer).values()
+            optimizers = [each for each in known if not own.isdisjoint(parameters_of(each))]
             if not optimizers:
                 raise ValueError(
                     f"EMACallback counts steps, but no optimizer of the runner has parameters of model {key!r}; pass "
@@ -95,7 +94,3 @@ class EMACallback(WeightAverageCallback):
     def on_stage_end(self, runner: IRunner) -> None:
         self._hooks.close()
         super().on_stage_end(runner)
-
-
-def _parameters(optimizer: Optimizer) -> set[int]:
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from runnerkit.types import parameters_of
+
 
 class PatchedAttributes:
     """The attributes that Apex sets on a model (its ``forward``) or on an optimizer (``step``, and more)."""
@@ -37,12 +39,12 @@ class MasterWeights:
     """The fp32 master weights of an optimizer under O2, each paired with the model's fp16 weight; otherwise empty."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        weights = _parameters(optimizer)
+        weights = [*parameters_of(optimizer)]
         # Apex creates the master weights in the first zero_grad(). Call it before a checkpoint's state is loaded:
         # until then the optimizer holds the fp16 weights, and loading would round its state to fp16.
         optimizer.zero_grad()
         self._optimizer = optimizer
-        self._pairs = [(w, m) for w, m in zip(weights, _parameters(optimizer), strict=True) if m is not w]
+        self._pairs = [(w, m) for w, m in zip(weights, parameters_of(optimizer), strict=True) if m is not w]
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -75,7 +77,3 @@ class MasterWeights:
         for master, weight in weight_of.items():
             if master in self._optimizer.state:
                 self._optimizer.state[weight] = self._optimizer.state.pop(master)
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [each for group in optimizer.param_groups for each in group["params"]]

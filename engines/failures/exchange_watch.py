@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runnerkit.engine import IEngine
-from runnerkit.types import groups_of
+from runnerkit.types import parameters_of
 
 _TOLERANCE = 1e-4  # of a gradient's norm; ranks that were not averaged differ by more
 _MOST_NAMES = 5
@@ -186,13 +186,6 @@ def _listed(parameters: Collection[Tensor], names: Mapping[Tensor, str]) -> str:
     found = [repr(names.get(each, f"one of shape {tuple(each.shape)}")) for each in islice(parameters, _MOST_NAMES)]
     more = ", ..." if len(parameters) > _MOST_NAMES else ""
     return f"the gradients of {len(parameters)} parameters ({', '.join(found)}{more})"
-
-
-def parameters_of(*optimizers: Any) -> Iterator[Tensor]:
-    """Yield the parameters of all groups."""
-    for each in optimizers:
-        for group in groups_of(each):
-            yield from group["params"]
 
 
 def _measured(gradient: Tensor | None, device: torch.device) -> Tensor:

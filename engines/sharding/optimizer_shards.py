@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from runnerkit.engines.sharding.sharded_model import ShardedModel, move_optimizer
 from runnerkit.models.shards import shard_like, whole
 from runnerkit.seeding.initialization import mark_left_to_checkpoint
-from runnerkit.types import StateDict
+from runnerkit.types import StateDict, parameters_of
 
 
 def check_known(optimizer: Optimizer, shards: Collection[nn.Parameter], *, key: str) -> None:
@@ -33,12 +33,6 @@ def check_known(optimizer: Optimizer, shards: Collection[nn.Parameter], *, key: 
                 f"optimizer {key!r} holds a parameter of shape {tuple(parameter.shape)} that is not part of any "
                 "trained model; create it from model.parameters()"
             )
-
-
-def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    """Yield the parameters of all groups."""
-    for group in optimizer.param_groups:
-        yield from group["params"]
 
 
 def whole_state_dict(optimizer: Optimizer) -> StateDict:
@@ -98,6 +92,7 @@ class KeptShards:
 
     def give_state(self, optimizer: Optimizer, owners: dict[nn.Parameter, nn.Parameter]) -> None:
         """Give an optimizer that steps on shards the state that was kept for the user's parameters."""
+        shard: nn.Parameter
         for shard in parameters_of(optimizer):
             if kept := self._state.pop(owners.get(shard, shard), None):
                 optimizer.state[shard] = kept

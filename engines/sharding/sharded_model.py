@@ -20,7 +20,7 @@ from runnerkit.engines.sharding.gather_precision import GatherPrecision
 from runnerkit.engines.sharding.shard_policy import ShardPolicy
 from runnerkit.models.shards import chunk, local, shard_like, whole
 from runnerkit.support.torch_internals import drop_held_gradients, num_changes
-from runnerkit.types import StateDict
+from runnerkit.types import StateDict, parameters_of
 
 
 class ShardedModel:
@@ -107,8 +107,8 @@ class ShardedModel:
 
         What only other `optimizers` step on, and nobody has changed, stays for its backward pass.
         """
-        others = {id(each) for one in optimizers if one is not optimizer for each in _parameters_of(one)}
-        others -= {id(each) for each in _parameters_of(optimizer)} if others else others
+        others = {id(each) for one in optimizers if one is not optimizer for each in parameters_of(one)}
+        others -= {id(each) for each in parameters_of(optimizer)} if others else others
         for kept in self._kept:
             is_others = all(id(each) in others or not each.requires_grad for each in kept.shards)
             if not others or not is_others or kept.num_changes != kept.changes_now():
@@ -180,7 +180,7 @@ class ShardedModel:
 
     def drop_held_gradients(self, optimizer: Optimizer) -> None:
         """Discard gradients that were held and never reduced, if they are those of `optimizer`."""
-        mine = {id(each) for each in _parameters_of(optimizer)} if self._has_held_gradients else set()
+        mine = {id(each) for each in parameters_of(optimizer)} if self._has_held_gradients else set()
         if not any(id(shard) in mine for _, shard in self.pairs):
             return
         self._has_held_gradients = False
@@ -217,11 +217,6 @@ def _own_parameters(unit: FSDPModule) -> list[nn.Parameter]:
     for each in modules:  # grows
         modules += [child for child in each.children() if not isinstance(child, FSDPModule)]
     return [parameter for each in modules for parameter in each.parameters(recurse=False)]
-
-
-def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
 
 
 def _copy(own: nn.Module) -> nn.Module:

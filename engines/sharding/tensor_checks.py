@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from runnerkit.models.shards import local
+from runnerkit.types import parameters_of
 
 _MOST_DIFFERENT = 0.01  # relative; parts of a loss or gradient differ by about as much as they are, rounding by less
 
@@ -53,7 +54,7 @@ class FirstStep:
         if id(optimizer) in self._stepped:
             return
         self._stepped.add(id(optimizer))
-        mine = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        mine = set(map(id, parameters_of(optimizer)))
         for name, parameter in parameters:
             grad = parameter.grad
             if id(parameter) in mine and grad is not None and not self._is_divided(grad) and self._differs(local(grad)):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from runnerkit.loop.component_checks import check_components
-from runnerkit.types import as_dict, groups_of
+from runnerkit.types import as_dict, parameters_of
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -43,16 +43,9 @@ def check_added(runner: IRunner) -> None:
         ValueError: as in :func:`check_optimizer`.
     """
     optimizers = as_dict(runner.optimizer)
-    if not runner.current_run.stage.optimized.issuperset(parameters_of(optimizers)):
+    if not runner.current_run.stage.optimized.issuperset(parameters_of(*optimizers.values())):
         own = {*_parameters_in(runner.current_run.stage.training_model, runner.criterion)}
         _check_known(optimizers, runner.current_run.stage.optimized | own)
-
-
-def parameters_of(optimizers: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Yield the parameters of optimizers."""
-    for each in optimizers.values():
-        for group in groups_of(each):
-            yield from group["params"]
 
 
 def _parameters_in(*components: Any) -> Iterator[Tensor]:
@@ -65,7 +58,7 @@ def _parameters_in(*components: Any) -> Iterator[Tensor]:
 def _check_known(optimizers: Mapping[str, Any], known: Collection[Tensor]) -> None:
     for key, optimizer in optimizers.items():
         name = f"optimizer {key!r}" if key else "the optimizer"
-        parameters = [*parameters_of({key: optimizer})]
+        parameters = [*parameters_of(optimizer)]
         if parameters and not any(each in known for each in parameters):
             raise ValueError(
                 f"{name} holds {len(parameters)} parameters, none of which belongs to the model; create it from "

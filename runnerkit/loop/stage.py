@@ -23,7 +23,7 @@ from runnerkit.steps.budget import Budget, all_accumulation_steps, budget_of, co
 from runnerkit.steps.gradient_step import WeightUnits
 from runnerkit.steps.step_watch import StepWatch
 from runnerkit.support.torch_internals import inner_schedulers
-from runnerkit.types import as_dict, like
+from runnerkit.types import as_dict, like, parameters_of
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -192,7 +192,7 @@ class Stage(ProcessState):
         bare = as_dict(runner.optimizer)
         models, optimizers = engine.prepare(as_dict(runner.model), bare)
         self.training_model, runner.optimizer = like(model, models), like(runner.optimizer, optimizers)
-        self.optimized = {*parameter_checks.parameters_of(optimizers)}
+        self.optimized = {*parameters_of(*optimizers.values())}
         for optimizer in optimizers.values():
             engine.precision.watch(optimizer)
         self.evaluation_weights = EvaluationWeights(optimizers.values())
