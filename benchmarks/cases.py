@@ -179,7 +179,7 @@ PROCESSES = (
         "each process on its own core. Of two identical jobs, the one that starts first is up to 5 % faster, so the "
         "order alternates between rounds.",
         candidates=DDP,
-        figures=(Figure("step_us", "µs a step"),),
+        figures=(Figure("step_us", "µs a step"), Figure("cpu_us", "µs of CPU a step")),
         tolerance=0.02,  # the samples are sharded differently
         in_turns=True,
         num_rounds=12,  # both orders equally often
@@ -188,9 +188,10 @@ PROCESSES = (
         key="ddp-weights",
         title="Steps with two processes and weighted batches",
         text="The jobs of `ddp-steps`, whose batches have different weights, such as numbers of tokens. Each sums the "
-        "weights of both processes while its backward pass runs, and divides the gradients by the sum.",
+        "weights of both processes while its backward pass runs, and divides the gradients by the sum. CPU time is that "
+        "of rank zero, all its threads; other jobs of the machine disturb it less.",
         candidates=tuple(replace(each, arguments=("1", "weighted")) for each in DDP),
-        figures=(Figure("step_us", "µs a step"),),
+        figures=(Figure("step_us", "µs a step"), Figure("cpu_us", "µs of CPU a step")),
         tolerance=0.02,  # the samples are sharded differently
         in_turns=True,
         num_rounds=12,

@@ -27,10 +27,10 @@ COLLECTIVES = ("all_reduce", "all_gather", "all_gather_object", "broadcast", "br
 
 
 class Notes:
-    """Times of the steps, by the clock that all processes share, and of the loader's end."""
+    """Times of the steps, by the clock that all processes share and of this process's cores, and of the loader's end."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.times, self.num_collectives = path, [], 0
+        self.path, self.times, self.cpu_times, self.num_collectives = path, [], [], 0
         self.at_end = (0.0, 0)
         self.turns: Turns | None = None
 
@@ -62,6 +62,7 @@ class Notes:
         if self.turns is not None and len(self.times) % STEPS_A_TURN == 0:
             self.turns.wait()
         self.times.append(time.time() - (self.turns.waited if self.turns is not None else 0))
+        self.cpu_times.append(time.process_time())
         self.at_end = (time.perf_counter(), self.num_collectives)
 
     def loader_is_over(self) -> None:
@@ -69,6 +70,7 @@ class Notes:
         figures = {
             "start_s": self.times[0] - float(os.environ.get("BENCHMARK_STARTED_AT", "nan")),
             "step_us": 1e6 * (self.times[-1] - self.times[0]) / (len(self.times) - 1),
+            "cpu_us": 1e6 * (self.cpu_times[-1] - self.cpu_times[0]) / (len(self.cpu_times) - 1),
             "end_ms": 1000 * (time.perf_counter() - began),
             "collectives": self.num_collectives - before,
         }
