@@ -29,7 +29,10 @@ def stepped_by(callbacks):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"runner": Steps()}, ValueError, "nothing steps the scheduler.*scheduler_interval='step'.*'manual'.*get_scheduler return None"),
+        (
+            {"runner": Steps()}, ValueError,
+            "nothing steps the scheduler.*scheduler_interval='step'.*'manual'.*get_scheduler return None",
+        ),
         ({"scheduler_interval": "batch"}, ValueError, "scheduler_interval must be 'step'.*'epoch'.*'manual'.*'batch'"),
         (
             {"scheduler_interval": "step", **stepped_by([dl.SchedulerCallback(mode="epoch")])},
