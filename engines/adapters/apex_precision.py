@@ -168,28 +168,28 @@ class Apex(Precision):
         optimizers = self._optimizers if optimizer is None else [optimizer]
         loss_id = self._loss_id(optimizer)
         if not self._num_accumulating:
-            self._unscaled(optimizers, loss_id, Tensor.backward, loss)
+            self._unscale(optimizers, loss_id, loss)
             return
         with self._apex.scale_loss(loss, list(optimizers), loss_id=loss_id, delay_unscale=True) as scaled:
             scaled.backward()
         for each in optimizers:
             self._delayed[id(each)] = loss_id
 
-    def _unscaled(
-        self, optimizers: list[Optimizer], loss_id: int, backward: Callable[[Tensor], None], loss: Tensor
-    ) -> None:
-        """Call `backward` with the scaled loss, and let Apex unscale the gradients when its context exits.
+    def _unscale(self, optimizers: list[Optimizer], loss_id: int, loss: Tensor | None) -> None:
+        """Backpropagate a loss, if there is one, and let Apex unscale the gradients, as it does when its context exits.
 
-        Apex would divide a gradient of several optimizers once for each of them, so it divides a copy.
+        It divides those of several optimizers once for each of them. So it gets copies, in which it finds overflows.
         """
+        given = torch.zeros((), device=self._device) if loss is None else loss
         shared = self._shared_by(optimizers) if self._shared else []
         are_scaled = any(id(each) in self._delayed for each in optimizers)
         before = [None if are_scaled else each.grad for each in shared]  # as Apex does: from another loss
         for each in shared if not are_scaled else ():
             each.grad = None
         scale = self._apex.state_dict()[f"loss_scaler{loss_id}"]["loss_scale"] if shared else 1.0
-        with self._apex.scale_loss(loss, list(optimizers), loss_id=loss_id) as scaled:
-            backward(scaled)
+        with self._apex.scale_loss(given, list(optimizers), loss_id=loss_id) as scaled:
+            if loss is not None:
+                scaled.backward()
             for one in optimizers:
                 self._delayed.pop(id(one), None)
                 if self.before_unscale is not None:
@@ -227,8 +227,7 @@ class Apex(Precision):
             loss_id = self._delayed[id(optimizer)]
             # Shared gradients are unscaled for all their optimizers.
             together = [each for each in self._optimizers if self._delayed.get(id(each)) == loss_id]
-            nothing = torch.zeros((), device=self._device)  # Apex unscales even without a backward pass
-            self._unscaled(together if self._shared else [optimizer], loss_id, lambda _: None, nothing)
+            self._unscale(together if self._shared else [optimizer], loss_id, None)
 
     def unscale(self, optimizer: Optimizer) -> None:
         self.collect(optimizer)  # other gradients are unscaled after each backward pass
