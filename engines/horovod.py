@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal, Unpack
@@ -21,7 +21,7 @@ from runnerkit.engines.launch.launchers import ExternalLauncher, SpawnLauncher
 from runnerkit.engines.launch.several_processes import SeveralProcessesEngine
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.job_process import Launcher
-from runnerkit.types import parameters_of
+from runnerkit.types import parameters_of, shared_parameters
 
 __all__ = ["HorovodEngine"]
 
@@ -97,7 +97,7 @@ class HorovodEngine(SeveralProcessesEngine):
             if environment is not None
             else num_processes or (max(1, torch.cuda.device_count()) if self._uses_cuda else 2)
         )
-        self._steps: dict[int, DistributedStep] = {}  # by id of the optimizer that prepare() returned
+        self._steps: dict[int, DistributedStep] = {}  # by id of Horovod's optimizer: those of prepare(), and of shares
         self._waiting: dict[int, list[DistributedStep]] = {}  # by id of a model: the steps on its parameters
         self._batch_norms = SynchronizedBatchNorms()
 
@@ -188,26 +188,41 @@ class HorovodEngine(SeveralProcessesEngine):
             for key, model in models.items()
             for name, parameter in model.named_parameters()
         }
+        groups = shared_parameters(optimizers.values())
+        if groups and self.op == "adasum":
+            raise ValueError("op='adasum' steps during backward, so a parameter may belong to one optimizer only")
+        shared = {
+            positions: self._step_of(torch.optim.SGD(parameters, lr=0.0), key=f"shared by {positions}", names=names)
+            for positions, parameters in groups.items()
+        }  # these send gradients, and never step
         steps = {
-            key: DistributedStep(
-                optimizer,
-                names={parameter: f"{key}/{name}" for parameter, name in names.items()},
-                state=self.broadcast_object(optimizer.state_dict()),
-                compression=self.compression,
-                op=self.op,
-                gradient_predivide_factor=self.gradient_predivide_factor,
+            key: self._step_of(
+                optimizer, key=key, names=names, shared=[each for held, each in shared.items() if position in held]
             )
-            for key, optimizer in optimizers.items()
+            for position, (key, optimizer) in enumerate(optimizers.items())
         }
         models, optimizers = super().prepare(models, {key: step.optimizer for key, step in steps.items()})
-        self._steps = {id(step.optimizer): step for step in steps.values()}
+        self._steps = {id(step.optimizer): step for step in (*shared.values(), *steps.values())}
         self._waiting = {
-            id(model): [step for step in steps.values() if step.holds_any_of(model)] for model in models.values()
+            id(model): [step for step in self._steps.values() if step.holds_any_of(model)] for model in models.values()
         }
         modules = {key: self.unwrap(model) for key, model in models.items()}
         sent = [each for each in parameters_of(*optimizers.values()) if each.requires_grad]
         self._exchange.open(modules, optimizers.values(), exchanged=sent)
         return models, optimizers
+
+    def _step_of(
+        self, optimizer: Optimizer, *, key: str, names: dict[Tensor, str], shared: Sequence[DistributedStep] = ()
+    ) -> DistributedStep:
+        return DistributedStep(
+            optimizer,
+            names={parameter: f"{key}/{name}" for parameter, name in names.items()},
+            state=self.broadcast_object(optimizer.state_dict()),
+            compression=self.compression,
+            op=self.op,
+            gradient_predivide_factor=self.gradient_predivide_factor,
+            shared=shared,
+        )
 
     def release(
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
@@ -215,6 +230,8 @@ class HorovodEngine(SeveralProcessesEngine):
         self._exchange.close()
         models, optimizers = super().release(models, optimizers)
         released = {key: self._steps[id(optimizer)].release() for key, optimizer in optimizers.items()}
+        for step in self._steps.values():
+            step.remove_hooks()
         self._steps, self._waiting = {}, {}
         models = {key: self._batch_norms.own(model) for key, model in models.items()}
         self._batch_norms.put_back()

@@ -191,8 +191,12 @@ class Runner(IRunner):
         self.non_finite = "keep" if non_finite == "keep" else "raise"
         self.detect_anomaly, self.deterministic = detect_anomaly, deterministic
         self.resume_options = resume_options
-        self.scheduler_interval = scheduler_interval or type(self).scheduler_interval
-        return self.run()
+        own_interval = self.scheduler_interval
+        self.scheduler_interval = scheduler_interval or own_interval
+        try:
+            return self.run()
+        finally:
+            self.scheduler_interval = own_interval  # the next call states its own
 
     def get_loggers(self) -> dict[str, ILogger]:
         return dict(self._given.loggers)

@@ -21,7 +21,6 @@ from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
 from runnerkit.loggers.tensorboard import has_tensorboard
 from runnerkit.loop import checks, parameter_checks, run_logs
 from runnerkit.loop.component_checks import check_components
-from runnerkit.loop.loader_kinds import ends_for_good
 from runnerkit.metrics.first_non_finite import check_policy
 from runnerkit.resume.overrides import Source, check_source
 from runnerkit.resume.resume_point import ResumePoint
@@ -307,20 +306,6 @@ class TrainOptions:
         trains_nothing = checks.check_trains(self.loaders, has_optimizer=self.optimizer is not None)
         if trains_nothing is not None:
             raise ValueError(trains_nothing)
-        self._check_repeatable(self.loaders)
-
-    def _check_repeatable(self, loaders: Mapping[str, Any]) -> None:
-        """Raise if a loader would be empty after the first epoch."""
-        is_cut = self.num_steps is not None or self.num_samples is not None or self.overfit
-        if is_cut or (self.budget.num_epochs or 1) < 2:
-            return
-        for key, loader in loaders.items():
-            continues = self.epoch_steps is not None and key.startswith("train")
-            if ends_for_good(loader) and not continues:
-                raise ValueError(
-                    f"loader {key!r} is a {type(loader).__name__}, which can be read once, but num_epochs is "
-                    f"{self.num_epochs}: pass what it was made from, a DataLoader, or a list of its batches"
-                )
 
 
 def callbacks_by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None) -> dict[str, ICallback]:

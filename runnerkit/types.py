@@ -68,6 +68,24 @@ def parameters_of(*optimizers: Any) -> Iterator[Any]:
             yield from group["params"]
 
 
+def shared_parameters(optimizers: Iterable[Any]) -> dict[tuple[int, ...], list[Any]]:
+    """Group the parameters that belong to several optimizers, by the positions of these.
+
+    >>> a, b = torch.zeros(1), torch.zeros(2)
+    >>> shared_parameters([torch.optim.SGD([a, b], lr=0.1), torch.optim.SGD([b], lr=0.1)])
+    {(0, 1): [tensor([0., 0.])]}
+    """
+    holders: dict[Any, list[int]] = {}
+    for position, optimizer in enumerate(optimizers):
+        for each in parameters_of(optimizer):
+            holders.setdefault(each, []).append(position)
+    groups: dict[tuple[int, ...], list[Any]] = {}
+    for each, positions in holders.items():
+        if len(positions) > 1:
+            groups.setdefault(tuple(positions), []).append(each)
+    return groups
+
+
 def each_tensor(value: Any, function: Callable[[Tensor], Any], *, others: Any = ...) -> Any:
     """Apply `function` to each tensor in nested tuples, lists and dicts; `others` replaces all other values.
 

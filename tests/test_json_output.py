@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 
 from runnerkit import best_metrics, read_metrics
+from runnerkit.commands import status_stream
 from runnerkit.commands.cli import app, main
 from runnerkit.commands.schema import schema_of
 from runnerkit.loop import run_status
@@ -144,6 +145,17 @@ def test_watch_prints_each_change_until_the_end(tmp_path, capsys):
     assert states == ["running"]
     assert output(capsys, "watch", tmp_path / "run")["state"] == "finished"
     assert run_status.EVERY_S > 0
+
+
+def test_watch_ends_when_a_run_of_another_machine_is_unknown(tmp_path, capsys, monkeypatch):
+    """A run that was killed there never writes how it ended."""
+    train(logdir=tmp_path / "run")
+    path = tmp_path / "run" / FILE
+    before = {"state": "running", "host": "elsewhere", "updated_at": "2026-01-01T00:00:00+00:00"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **before}))
+    monkeypatch.setattr(status_stream.time, "sleep", lambda _: pytest.fail("watch waits"))
+
+    assert output(capsys, "watch", tmp_path / "run")["state"] == "unknown"
 
 
 @pytest.mark.parametrize("make", [False, True], ids=["no folder", "no status"])

@@ -310,3 +310,16 @@ def test_a_resumed_run_keeps_the_unit(interval, tmp_path):
     rest = rates_of_run(halve, scheduler_interval=interval, logdir=tmp_path, resume="auto")
 
     assert first + rest == whole
+
+
+def test_an_interval_that_is_set_in_init_is_kept():
+    """As one of the class is; an argument precedes it for one call."""
+
+    class InInit(dl.SupervisedRunner):
+        def __init__(self):
+            super().__init__()
+            self.scheduler_interval = "step"
+
+    runner = InInit()
+    for given, unit in ((None, "step"), ("epoch", "epoch"), (None, "step")):
+        assert rates_of_run(halve, runner=runner, scheduler_interval=given) == rates_by_hand(halve, unit)

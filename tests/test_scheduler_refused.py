@@ -29,7 +29,10 @@ def stepped_by(callbacks):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"runner": Steps()}, ValueError, "nothing steps the scheduler.*scheduler_interval='step'.*'manual'"),
+        (
+            {"runner": Steps()}, ValueError,
+            "nothing steps the scheduler.*scheduler_interval='step'.*'manual'.*get_scheduler return None",
+        ),
         ({"scheduler_interval": "batch"}, ValueError, "scheduler_interval must be 'step'.*'epoch'.*'manual'.*'batch'"),
         (
             {"scheduler_interval": "step", **stepped_by([dl.SchedulerCallback(mode="epoch")])},
@@ -101,7 +104,7 @@ def test_hooks_have_to_add_a_callback():
             return {"backward": dl.BackwardCallback("loss"), "optimizer": dl.OptimizerCallback("loss")}
 
     for options in ({}, {"scheduler_interval": "step"}):
-        with pytest.raises(ValueError, match=r"add SchedulerCallback"):
+        with pytest.raises(ValueError, match=r"add SchedulerCallback.*'manual'.*get_scheduler return None"):
             rates_of_run(halve, runner=Hooks(), **options)
 
 

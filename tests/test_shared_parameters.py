@@ -1,6 +1,7 @@
 """Parameters that belong to several optimizers: averaged, unscaled and clipped once, as in a hand-written loop."""
 
 from contextlib import nullcontext
+from functools import partial
 from itertools import product
 
 import pytest
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
 from tests.engines.together import together
+from tests.fake_apex.use import stand_in
 from tests.tiny import classification, train, weights
 
 NUM_SAMPLES, BATCH_SIZE, MAX_NORM, SCALE = 23, 4, 0.2, 2.0**10
@@ -31,10 +33,12 @@ class Shared(nn.Module):
         return [self.heads[key](hidden) for key in KEYS]
 
 
-def optimizers_of(model):
-    """Return an optimizer for each head, with the encoder in both."""
+def optimizers_of(model, *, divisor=1):
+    """Return an optimizer for each head, with the encoder in both, whose rates are divided."""
     return {
-        key: torch.optim.SGD([*model.encoder.parameters(), *model.heads[key].parameters()], lr=lr, momentum=0.9)
+        key: torch.optim.SGD(
+            [*model.encoder.parameters(), *model.heads[key].parameters()], lr=lr / divisor, momentum=0.9
+        )
         for key, lr in zip(KEYS, (0.2, 0.1), strict=True)
     }
 
@@ -97,12 +101,25 @@ class InTurns(Whole):
             self.learn(loss_of(self.model, *batch), optimizer=key)
 
 
-def fit(runner, *, precision="fp32", accumulated=1, clip=None, num_processes=1, model=None, callbacks=()):
+def fit(
+    runner,
+    *,
+    precision="fp32",
+    accumulated=1,
+    clip=None,
+    num_processes=1,
+    model=None,
+    callbacks=(),
+    make_engine=None,
+    divisor=1,
+):
     """Return the weights, in float64 if the precision is fp32."""
     dtype = torch.float32 if precision == "fp16" else torch.float64
     model = model or Shared().to(dtype)
     amp = dl.AMP(torch.float16, scaler={"init_scale": SCALE}) if precision == "fp16" else None
-    if num_processes > 1:
+    if make_engine is not None:
+        engine = make_engine() if amp is None else make_engine(precision=amp)
+    elif num_processes > 1:
         engine = dl.DistributedDataParallelEngine(num_processes, device="cpu", precision=amp)
     else:
         engine = dl.CPUEngine(precision=amp)
@@ -111,7 +128,11 @@ def fit(runner, *, precision="fp32", accumulated=1, clip=None, num_processes=1, 
     steps = [] if runner.steps_itself else [dl.BackwardCallback("loss"), *steppers]
     options = {"gradient_clip": MAX_NORM} if clip == "jointly" and not isinstance(runner, Own) else {}
     loaders = {"train": DataLoader(data(dtype), batch_size=BATCH_SIZE // num_processes)}
-    options |= {"optimizer": optimizers_of(model), "loaders": loaders, "callbacks": [*steps, *callbacks]}
+    options |= {
+        "optimizer": optimizers_of(model, divisor=divisor),
+        "loaders": loaders,
+        "callbacks": [*steps, *callbacks],
+    }
     train(model, runner=runner, engine=engine, criterion=None, num_epochs=2, **options)
     return weights(model)
 
@@ -185,9 +206,10 @@ def test_each_backward_pass_is_unscaled_anew():
     assert (fit(InTurns(), precision="fp16") - weights(model)).abs().max() < bound("fp16")
 
 
-def test_no_optimizer_steps_on_a_shared_gradient_that_overflowed():
+@pytest.mark.parametrize("engine", ["AMP", "Apex"])
+def test_no_optimizer_steps_on_a_shared_gradient_that_overflowed(engine, monkeypatch):
     """Both skip the step, although the other gradients of the second one are finite."""
-    model, calls = Shared(), []
+    model, calls = Shared().to(torch.float32 if engine == "AMP" else torch.float64), []
 
     def overflow(gradient):
         calls.append(gradient)
@@ -195,7 +217,9 @@ def test_no_optimizer_steps_on_a_shared_gradient_that_overflowed():
 
     model.encoder.weight.register_hook(overflow)
     runner = Whole()
-    found = fit(runner, precision="fp16", model=model)
+    options = {"precision": "fp16"} if engine == "AMP" else {"make_engine": partial(dl.APEXEngine, "cpu")}
+    with stand_in(monkeypatch):
+        found = fit(runner, model=model, **options)
 
     assert torch.isfinite(found).all()
     assert len(calls) == 12
@@ -217,3 +241,86 @@ def test_two_processes_step_as_one():
     for (name, accumulated, precision), found in together(in_two_processes).items():
         expected = by_hand(precision=precision, accumulated=accumulated)
         assert (found - expected).abs().max() < bound(precision), (name, accumulated, precision)
+
+
+HOROVOD = [
+    (Whole, {"accumulated": 3}, "average"),
+    (Whole, {"accumulated": 3, "precision": "fp16", "clip": "each"}, "average"),
+    (Whole, {"accumulated": 3}, "sum"),
+    (Learning, {"clip": "jointly"}, "average"),
+    (Learning, {}, "sum"),
+    (Own, {"clip": "jointly"}, "average"),
+]
+
+
+def in_horovod():
+    """Return the weights after each run, and how many gradients it sent."""
+    from tests.engines.horovod_cases import sent_gradients
+
+    found = []
+    for kind, options, op in HOROVOD:
+        make = partial(dl.HorovodEngine, 2, device="cpu", op=op)
+        with sent_gradients() as sent:
+            # A sum is twice the average.
+            weight = fit(kind(), num_processes=2, make_engine=make, divisor=2 if op == "sum" else 1, **options)
+        found.append((weight, len(sent)))
+    return found
+
+
+@pytest.mark.horovod
+@pytest.mark.slow
+def test_horovod_sends_a_gradient_of_two_optimizers_once():
+    """Whether it is averaged or summed."""
+    pytest.importorskip("horovod.torch", reason="Horovod is not installed")
+
+    results = dl.HorovodEngine(2, device="cpu").launch(in_horovod)
+
+    num_parameters, num_epochs = 6, 2
+    for (kind, options, op), (found, num_sent) in zip(HOROVOD, results, strict=True):
+        apart = (found - by_hand(**options)).abs().max().item()
+        assert apart < bound(options.get("precision")), (kind, options, op)
+        num_steps = num_epochs * (2 if "accumulated" in options else 6)
+        assert num_sent == num_steps * num_parameters, (kind, options, op)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Whole, {"accumulated": 3}),
+        (Whole, {"accumulated": 3, "clip": "each"}),
+        (Learning, {}),
+        (Own, {"clip": "jointly"}),
+    ],
+)
+def test_apex_unscales_a_gradient_of_two_optimizers_once(kind, options, monkeypatch):
+    """The scale is a power of two, and the arithmetic is that of float64."""
+    with stand_in(monkeypatch):
+        found = fit(kind(), make_engine=partial(dl.APEXEngine, "cpu"), **options)
+
+    assert (found - by_hand(**options)).abs().max() < bound("fp32")
+
+
+def test_a_step_first_unscales_what_apex_has_accumulated(monkeypatch):
+    """For all optimizers of a parameter together, if no backward pass has done it."""
+    mine, theirs = Shared().double(), Shared().double()
+    batch = data(torch.float64)[:BATCH_SIZE]
+    with stand_in(monkeypatch):
+        engine = dl.APEXEngine("cpu")
+        engine.setup()
+        _, optimizers = engine.prepare({"": mine}, optimizers_of(mine))
+        with engine.accumulate(mine):
+            engine.backward(loss_of(mine, *batch))
+        for each in optimizers.values():
+            assert engine.step(each)
+
+    loss_of(theirs, *batch).backward()
+    for each in optimizers_of(theirs).values():
+        each.step()
+    assert (weights(mine) - weights(theirs)).abs().max() < bound("fp32")
+
+
+def test_optimizers_that_would_overwrite_one_another_are_refused(monkeypatch):
+    """Under Apex's O2, each has weights of its own."""
+    make = partial(dl.APEXEngine, "cpu", opt_level="O2")
+    with stand_in(monkeypatch), pytest.raises(ValueError, match=r"several optimizers.*O1.*AMPEngine"):
+        fit(Whole(), make_engine=make)

@@ -150,6 +150,21 @@ def test_a_run_of_another_machine_is_silent_after_a_while():
     assert describe({**status, "updated_at": datetime.now(UTC).isoformat()}) == "running"
 
 
+@pytest.mark.parametrize(("silent_s", "state"), [(100, "running"), (400, "unknown")])
+def test_a_run_that_another_machine_has_lost_becomes_unknown(tmp_path, silent_s, state):
+    """A reader does not wait for it for ever."""
+    train(logdir=tmp_path)
+    silent_since = datetime.now(UTC) - timedelta(seconds=silent_s)
+    status = {**status_of(tmp_path), "state": "running", "host": "elsewhere", "updated_at": silent_since.isoformat()}
+    (tmp_path / FILE).write_text(json.dumps(status))
+
+    read = read_status(tmp_path)
+
+    assert read == {**status, "state": state}
+    assert describe(read).startswith(state) and "without an update for" in describe(read)
+    jsonschema.validate(read, schema_of("status"))
+
+
 def wait_for(condition):
     deadline = time.monotonic() + 60
     while not condition():

@@ -324,6 +324,45 @@ def test_a_weighed_batch_without_a_backward_pass_is_refused():
     torch.testing.assert_close(found, expected, **EXACT)
 
 
+class OwnFirst(Left):
+    """Steps by itself in the first epoch, and leaves the second one to a callback."""
+
+    def __init__(self, *, is_named):
+        super().__init__()
+        self.is_named = is_named
+
+    def make_step(self, features, targets):
+        is_own = self.epoch_step == 1
+        if is_own:
+            self.engine.zero_grad(self.optimizer)
+        self.engine.backward(self.loss(features, targets), self.optimizer if is_own and self.is_named else None)
+        if is_own:
+            self.engine.step(self.optimizer)
+
+
+def train_own_first(number):
+    step = dl.ControlFlowCallback(dl.OptimizerCallback("loss", accumulation_steps=2), epochs=[2])
+    found = []
+    for is_named in (False, True):
+        options = {"criterion": None, "num_processes": number, "callbacks": [step], "num_epochs": 2}
+        found.append(fit(DataLoader(data(), 4 // number), runner=OwnFirst(is_named=is_named), **options)[0])
+    return found
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_callback_that_does_not_act_divides_no_gradient(number):
+    """Another epoch, or another loader, is that of the user's steps."""
+    model = mlp().double()
+    optimizer = sgd(model)
+    for batch in (*steps(4), *steps(8)):
+        optimizer.zero_grad()
+        token_loss(model, *batch).backward()
+        optimizer.step()
+
+    for found in train_own_first(1) if number == 1 else together(partial(train_own_first, number)):
+        torch.testing.assert_close(found, weights(model), **EXACT)
+
+
 class Late(LeftBySamples):
     def handle_batch(self, batch):
         super().handle_batch(batch)

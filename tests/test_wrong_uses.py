@@ -129,14 +129,6 @@ TRAIN = {
     "loader is a class": refused(TypeError, "loader 'train' is the class DataLoader", loaders={"train": DataLoader}),
     "loader is a path": refused(TypeError, "loader 'train' is a str", loaders={"train": "data.csv"}),
     "loader has a number": refused(TypeError, "the keys of loaders must be str", "'train'", loaders={0: loader(8, 4)}),
-    "loader can be read once": refused(
-        ValueError, "loader 'train' is a generator", "num_epochs is 2",
-        loaders=Made(lambda: {"train": (batch for batch in loader(8, 4))}), num_epochs=2,
-    ),
-    "loader is an iterator": refused(
-        ValueError, "DataLoaderIter", "pass what it was made from", loaders=Made(lambda: {"train": iter(loader(8, 4))}),
-        num_epochs=2,
-    ),
     "valid_loader is a loader": refused(TypeError, "valid_loader must be a str", valid_loader=loader(8, 4)),
     # Values.
     "no seed": refused(TypeError, "seed must be an integer, got None", "randrange", seed=None),

@@ -24,7 +24,7 @@ class SoftUpdateCallback(Callback):
     Args:
         target_model, source_model: keys of the runner's models.
         tau: in [0, 1].
-        scope: "on_batch_end", after the optimizer's step, "on_batch_start", "on_epoch_start" or "on_epoch_end".
+        scope: "on_batch_end", after an optimizer step, "on_batch_start", "on_epoch_start" or "on_epoch_end".
 
     >>> SoftUpdateCallback("target", "policy", tau=0.01, scope="on_batch_end").tau
     0.01
@@ -59,7 +59,8 @@ class SoftUpdateCallback(Callback):
         self._update(runner, scope="on_batch_start", is_training=runner.is_train_loader)
 
     def on_batch_end(self, runner: IRunner) -> None:
-        self._update(runner, scope="on_batch_end", is_training=runner.is_train_loader)
+        has_stepped = runner.is_train_loader and runner.gradient_step.is_due(runner, 1)  # not after accumulating only
+        self._update(runner, scope="on_batch_end", is_training=has_stepped)
 
     def on_epoch_start(self, runner: IRunner) -> None:
         self._update(runner, scope="on_epoch_start", is_training=True)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from runnerkit.engines.adapters.apex_changes import MasterWeights, PatchedAttributes
 from runnerkit.engines.adapters.apex_package import import_part, native, require_apex
 from runnerkit.precision import Precision
-from runnerkit.types import StateDict
+from runnerkit.types import StateDict, shared_parameters
 
 __all__ = ["Apex"]
 
@@ -88,6 +88,7 @@ class Apex(Precision):
         self._unrounded: list[StateDict] = []
         self._num_accumulating = 0
         self._delayed: dict[int, int] = {}  # optimizer's id -> loss_id of its gradients that are still scaled
+        self._shared: dict[tuple[int, ...], list[Tensor]] = {}  # parameters by the positions of their optimizers
 
     def check(self) -> None:
         require_apex(engine=self.engine)
@@ -109,6 +110,12 @@ class Apex(Precision):
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
         if not models:
             return models, optimizers
+        self._shared = shared_parameters(optimizers.values())
+        if self._shared and self.opt_level == "O2":
+            raise ValueError(
+                "a parameter belongs to several optimizers, for which O2 keeps a copy each: their steps would undo one "
+                f"another; use O1. {native(self.engine)}."
+            )
         patches = [PatchedAttributes(each) for each in (*models.values(), *optimizers.values())]
         for module, name in self.float_functions:
             self._apex.register_float_function(module, name)
@@ -153,27 +160,51 @@ class Apex(Precision):
             # Enter and never exit: torch's functions stay patched in this process but must not cast any longer.
             self._apex.disable_casts().__enter__()
         self._models, self._optimizers, self._patches, self._masters = [], [], [], []
-        self._unrounded = []
+        self._unrounded, self._shared = [], {}
         self._delayed.clear()
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
         """Accumulate gradients of `loss` for the parameters of `optimizer`, or of all optimizers."""
         optimizers = self._optimizers if optimizer is None else [optimizer]
         loss_id = self._loss_id(optimizer)
-        is_delayed = self._num_accumulating > 0
-        with self._apex.scale_loss(loss, list(optimizers), loss_id=loss_id, delay_unscale=is_delayed) as scaled:
+        if not self._num_accumulating:
+            self._unscale(optimizers, loss_id, loss)
+            return
+        with self._apex.scale_loss(loss, list(optimizers), loss_id=loss_id, delay_unscale=True) as scaled:
             scaled.backward()
-            if not is_delayed:
-                self._finish(optimizers)
         for each in optimizers:
-            if is_delayed:
-                self._delayed[id(each)] = loss_id
+            self._delayed[id(each)] = loss_id
 
-    def _finish(self, optimizers: list[Optimizer]) -> None:
-        for each in optimizers:
-            self._delayed.pop(id(each), None)
-            if self.before_unscale is not None:
-                self.before_unscale(each)
+    def _unscale(self, optimizers: list[Optimizer], loss_id: int, loss: Tensor | None) -> None:
+        """Backpropagate a loss, if there is one, and let Apex unscale the gradients, as it does when its context exits.
+
+        It divides those of several optimizers once for each of them. So it gets copies, in which it finds overflows.
+        """
+        given = torch.zeros((), device=self._device) if loss is None else loss
+        shared = self._shared_by(optimizers) if self._shared else []
+        are_scaled = any(id(each) in self._delayed for each in optimizers)
+        before = [None if are_scaled else each.grad for each in shared]  # as Apex does: from another loss
+        for each in shared if not are_scaled else ():
+            each.grad = None
+        scale = self._apex.state_dict()[f"loss_scaler{loss_id}"]["loss_scale"] if shared else 1.0
+        with self._apex.scale_loss(given, list(optimizers), loss_id=loss_id) as scaled:
+            if loss is not None:
+                scaled.backward()
+            for one in optimizers:
+                self._delayed.pop(id(one), None)
+                if self.before_unscale is not None:
+                    self.before_unscale(one)
+            gradients = [each.grad for each in shared]
+            for each in shared:
+                each.grad = None if each.grad is None else each.grad.clone()
+        for each, gradient, earlier in zip(shared, gradients, before, strict=True):
+            own = None if gradient is None else gradient / scale
+            each.grad = own if earlier is None else earlier if own is None else earlier + own
+
+    def _shared_by(self, optimizers: list[Optimizer]) -> list[Tensor]:
+        """Return the parameters that belong to several of these."""
+        given = {position for position, each in enumerate(self._optimizers) if any(each is one for one in optimizers)}
+        return [each for holders, group in self._shared.items() if len(given & {*holders}) > 1 for each in group]
 
     def _loss_id(self, optimizer: Optimizer | None) -> int:
         if optimizer is None:
@@ -194,9 +225,9 @@ class Apex(Precision):
     def collect(self, optimizer: Optimizer) -> None:
         if id(optimizer) in self._delayed:
             loss_id = self._delayed[id(optimizer)]
-            # Apex unscales when the context exits, even without a backward pass.
-            with self._apex.scale_loss(torch.zeros((), device=self._device), [optimizer], loss_id=loss_id):
-                self._finish([optimizer])
+            # Shared gradients are unscaled for all their optimizers.
+            together = [each for each in self._optimizers if self._delayed.get(id(each)) == loss_id]
+            self._unscale(together if self._shared else [optimizer], loss_id, None)
 
     def unscale(self, optimizer: Optimizer) -> None:
         self.collect(optimizer)  # other gradients are unscaled after each backward pass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from runnerkit.engines.communicators.horovod import SendableGradients, import_horovod
-from runnerkit.types import StateDict
+from runnerkit.types import StateDict, parameters_of
 
 Operation: TypeAlias = Literal["average", "sum", "adasum"]
 
@@ -29,6 +29,7 @@ class DistributedStep:
         names: names of the models' parameters, unique and the same on all ranks.
         state: the optimizer's state dict, the same on all ranks.
         compression, op, gradient_predivide_factor: see :class:`runnerkit.engines.HorovodEngine`.
+        shared: steps that send the gradients of those parameters which other optimizers hold, too.
 
     Attributes:
         optimizer: Horovod's wrapper of `original`.
@@ -46,6 +47,7 @@ class DistributedStep:
         compression: Literal["fp16"] | None,
         op: Operation,
         gradient_predivide_factor: float = 1.0,
+        shared: Sequence[DistributedStep] = (),
     ) -> None:
         hvd = import_horovod()
         self._original = original
@@ -53,15 +55,19 @@ class DistributedStep:
         self._num_processes: int = hvd.size()
         self._steps_in_backward = op == "adasum" and self._num_processes > 1
         self._is_whole = False  # whether gradients are reduced over all processes
-        self._parameters = [parameter for group in original.param_groups for parameter in group["params"]]
+        self._shared = shared
+        sent_elsewhere = {each for one in shared for each in one._parameters}
+        held = [*parameters_of(original)]
+        self._parameters = [each for each in held if each not in sent_elsewhere]
         try:
-            self.optimizer: Any = hvd.DistributedOptimizer(
-                original,
-                named_parameters=[(names.get(each, f"{i}"), each) for i, each in enumerate(self._parameters)],
-                compression=SendableGradients(hvd.Compression.fp16 if compression else hvd.Compression.none),
-                op={"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[op],
-                gradient_predivide_factor=gradient_predivide_factor,
-            )
+            with _frozen(each for each in held if each in sent_elsewhere):  # Horovod gives them no hook
+                self.optimizer: Any = hvd.DistributedOptimizer(
+                    original,
+                    named_parameters=[(names.get(each, f"{i}"), each) for i, each in enumerate(held)],
+                    compression=SendableGradients(hvd.Compression.fp16 if compression else hvd.Compression.none),
+                    op={"average": hvd.Average, "sum": hvd.Sum, "adasum": hvd.Adasum}[op],
+                    gradient_predivide_factor=gradient_predivide_factor,
+                )
         except TypeError as error:
             raise TypeError(
                 f"Horovod cannot wrap a {type(original).__qualname__}: it constructs a new one from the parameter "
@@ -98,6 +104,11 @@ class DistributedStep:
         return loss
 
     def _zero_grad(self, set_to_none: bool) -> None:
+        for each in (*self._shared, self):
+            each._discard()
+        type(self._original).zero_grad(self.optimizer, set_to_none)
+
+    def _discard(self) -> None:
         if self._is_sending():
             if self._steps_in_backward:
                 raise RuntimeError("op='adasum' steps during backward: call step() before zero_grad()")
@@ -106,7 +117,6 @@ class DistributedStep:
             self._handles.clear()
             self.optimizer.set_backward_passes_per_step(self.optimizer.backward_passes_per_step)
         self._is_whole = False
-        type(self._original).zero_grad(self.optimizer, set_to_none)
 
     @property
     def _handles(self) -> dict[Any, tuple[Any, Any]]:
@@ -136,6 +146,8 @@ class DistributedStep:
 
     def synchronize(self) -> None:
         """Wait until gradients are reduced over all processes; idempotent; every rank must call this."""
+        for each in self._shared:
+            each.synchronize()
         if not self._steps_in_backward and (self._handles or not self._is_whole):
             self._wait_for_all(self.optimizer)
             self._is_whole = True
@@ -160,3 +172,16 @@ class DistributedStep:
         # A loss that is still referenced keeps the hooks in its graph; they do nothing until it is freed.
         self.optimizer.set_backward_passes_per_step(_NEVER)
         self.optimizer._grad_accs.clear()
+
+
+@contextmanager
+def _frozen(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Let parameters not require gradients for a moment."""
+    trained = [each for each in parameters if each.requires_grad]
+    for each in trained:
+        each.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for each in trained:
+            each.requires_grad_()

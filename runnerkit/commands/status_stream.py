@@ -15,7 +15,7 @@ _STORE_EVERY_S = 10.0  # a run uploads its logs less often than that
 
 
 def statuses(logdir: str | os.PathLike[str], *, once: bool = False, every_s: float = 2.0) -> Iterator[dict[str, Any]]:
-    """Yield the status of a run whenever it changed, the last one when the run is not running anymore.
+    """Yield the status of a run whenever it changed, the last one when the run is not running anymore, or is unknown.
 
     Args:
         logdir: folder or URL of one run.

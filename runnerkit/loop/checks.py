@@ -23,7 +23,7 @@ from torch.utils.data import (
 
 from runnerkit.callback import EVENTS, ICallback, ICheckpointCallback, IListener, innermost
 from runnerkit.errors import did_you_mean
-from runnerkit.loop.loader_kinds import check_loader
+from runnerkit.loop.loader_kinds import check_loader, ends_for_good
 from runnerkit.sampling.feed import dataset_of, samplers_of
 from runnerkit.sampling.sharding import count_batches, share_of
 
@@ -158,6 +158,11 @@ def check_one_loader(loader: Any, *, reader: str) -> None:
 
 
 def _why_empty(loader: Any, *, num_processes: int = 1) -> str:
+    if ends_for_good(loader):
+        return (
+            f"it is a {type(loader).__name__}, which can be read once, and has ended, such as in an earlier epoch or "
+            "validation: pass what it was made from, a DataLoader, or a list of its batches"
+        )
     if not isinstance(loader, DataLoader) or not isinstance(loader.dataset, Sized):
         return "it yields no batches"
     each = f" in each of {num_processes} processes" if num_processes > 1 else ""

@@ -36,14 +36,14 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from runnerkit.callback import optimizer_callbacks
+from runnerkit.callback import innermost, optimizer_callbacks
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.sampling.sharding import distributed_sampler_of, share_of
 from runnerkit.steps.sum_of_shares import divisor_of, on_device, total_share
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
-    from runnerkit.callback import IRunner
+    from runnerkit.callback import ICallback, IRunner
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class GradientStep(ProcessState):
         matter: whether weights can change a gradient.
         accumulate: whether a step may have several batches.
         has_steppers: whether an OptimizerCallback steps, and not ``handle_batch``.
-        dividers: the OptimizerCallbacks that divide the gradients of their steps.
+        dividers: the OptimizerCallbacks that divide the gradients of their steps, each with its wrapper, or itself.
         shared_at: `batch_step` of the last batch whose share they were given.
         divided: ids of the parameters whose gradients one of them divided in the batch `divided_at`.
         factor: of this process in the current batch; None is 1.
@@ -123,7 +123,7 @@ class GradientStep(ProcessState):
     matter: bool = True
     accumulate: bool = False
     has_steppers: bool = False
-    dividers: Sequence[Any] = ()
+    dividers: Sequence[tuple[ICallback, Any]] = ()
     shared_at: int = -1
     divided: set[int] = field(default_factory=set)
     divided_at: int = -1
@@ -160,7 +160,8 @@ class GradientStep(ProcessState):
         step.factor = _base_factor(runner)
         steppers = optimizer_callbacks(runner.callbacks)
         step.has_steppers = bool(steppers)
-        step.dividers = [each for each in steppers if hasattr(each, "add_share")]
+        inner = [(each, innermost(each)) for each in runner.callbacks.values()]
+        step.dividers = [pair for pair in inner if pair[1] in steppers and hasattr(pair[1], "add_share")]
         step.accumulate = any(each.accumulation_steps > 1 for each in steppers)
         step.matter = ranks.num_processes > 1 or step.accumulate
         if step.matter:
@@ -212,10 +213,11 @@ class GradientStep(ProcessState):
         if not (is_usual and self.lacked_weight and self.sizes is None):
             share = self.weigh(runner)
             factor = None if self.is_asked else self.factor  # the share of this process says it
-            if self._is_divided(runner, optimizer):
+            acting = [each for outer, each in self.dividers if outer.acts_in_loader(runner)]
+            if _is_divided(runner, optimizer, by=acting):
                 if self.shared_at != runner.batch_step:
                     self.shared_at = runner.batch_step
-                    for each in self.dividers:
+                    for each in acting:
                         each.add_share(share, runner, is_asked=self.is_asked)
             elif share is None or not self.is_asked:
                 share = None  # each batch counts as 1
@@ -225,13 +227,6 @@ class GradientStep(ProcessState):
                 share = share / divisor_of(total_share(runner, share)())
         loss = loss if share is None else loss * share
         return loss if factor is None else loss * factor
-
-    def _is_divided(self, runner: IRunner, optimizer: Any) -> bool:
-        """Return whether OptimizerCallbacks divide the gradients of a loss."""
-        if optimizer is None:
-            return bool(self.dividers)
-        optimizers = as_dict(runner.optimizer)
-        return any(optimizers.get(each.optimizer_key or "") is optimizer for each in self.dividers)
 
     def undivided(self, optimizer: Any, batch_step: int) -> list[Tensor]:
         """Return the gradients of an optimizer that no other one has divided in this batch, and note them."""
@@ -310,6 +305,14 @@ class GradientStep(ProcessState):
     def end_pass(self, runner: IRunner) -> None:
         """Give the engine back the weights of the pass around this one: a validation within a training loader ends."""
         runner.engine.weigh_loss = self.outer_weigh_loss
+
+
+def _is_divided(runner: IRunner, optimizer: Any, *, by: Sequence[Any]) -> bool:
+    """Return whether one of these OptimizerCallbacks divides the gradients of a loss."""
+    if optimizer is None:
+        return bool(by)
+    optimizers = as_dict(runner.optimizer)
+    return any(optimizers.get(each.optimizer_key or "") is optimizer for each in by)
 
 
 def _checked(weight: Any) -> float | Tensor:

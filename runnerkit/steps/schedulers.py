@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Interval: TypeAlias = Literal["step", "epoch", "manual"]
 
 _MEANING = "'step' (after each optimizer step), 'epoch' (after each epoch) or 'manual' (your code steps it)"
+_UNUSED = "; in a stage that is meant to keep its learning rate, let get_scheduler return None"
 _LIGHTNING = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
 
 
@@ -116,7 +117,8 @@ def check_stepped(runner: IRunner) -> None:
     if missing and interval is not None:
         raise ValueError(
             f"scheduler_interval={interval!r}, but get_callbacks of {type(runner).__name__} returns no callback that "
-            f"steps the scheduler: add SchedulerCallback({repr(missing[0]) if missing[0] else ''}) to it"
+            f"steps the scheduler: add SchedulerCallback({repr(missing[0]) if missing[0] else ''}) to it; if your code "
+            f"steps it, write scheduler_interval='manual'{_UNUSED}"
         )
     if missing:
         name, argument = (f"scheduler {missing[0]!r}", repr(missing[0])) if missing[0] else ("the scheduler", "")
@@ -124,7 +126,7 @@ def check_stepped(runner: IRunner) -> None:
             f"nothing steps {name}, so the learning rate would not change, unless your code steps it: write "
             "scheduler_interval='step' or 'epoch' (an argument of train) to have it stepped after each optimizer step "
             f"or epoch, or add SchedulerCallback({argument}) to the callbacks; if your code steps it, write "
-            f"scheduler_interval='manual', which may also be an attribute of {type(runner).__name__}"
+            f"scheduler_interval='manual', which may also be an attribute of {type(runner).__name__}{_UNUSED}"
         )
 
 

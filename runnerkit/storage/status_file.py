@@ -19,6 +19,7 @@ FILE = "status.json"
 FORMAT_VERSION = 1
 SILENT_S = 60.0  # without an update, a run is reported as silent; it writes far more often
 _QUIET_S = 15.0  # without an update, three times as long as a run takes, its process is looked for
+_LOST_S = 300.0  # without an update, the state of a run whose process cannot be looked for is unknown
 
 State = Literal["running", "finished", "failed", "stopped"]
 
@@ -75,7 +76,7 @@ def read_status(logdir: Path) -> dict[str, Any] | None:
     """Read the file, in which the state of a run becomes "killed" if its process on this machine has ended.
 
     A run that has just written the file is alive: in a container with the name of this host, its process has another
-    number here.
+    number here. On another machine, a run becomes "unknown" without an update for five minutes.
 
     Returns:
         None if the file does not exist, or is damaged.
@@ -86,9 +87,12 @@ def read_status(logdir: Path) -> dict[str, Any] | None:
     """
     with suppress(OSError, ValueError, TypeError, KeyError):
         status: dict[str, Any] = json.loads((logdir / FILE).read_text(encoding="utf-8"))
-        is_here = status["state"] == "running" and status["host"] == socket.gethostname()
-        if is_here and _age_s(status) > _QUIET_S and _has_ended(int(status["pid"])):
-            status["state"] = "killed"
+        is_here = status["host"] == socket.gethostname() and sys.platform != "win32"  # there os.kill would end it
+        if status["state"] == "running" and _age_s(status) > (_QUIET_S if is_here else _LOST_S):
+            if not is_here:
+                status["state"] = "unknown"
+            elif _has_ended(int(status["pid"])):
+                status["state"] = "killed"
         return status
     return None
 
@@ -104,6 +108,8 @@ def describe(status: dict[str, Any]) -> str:
         return f"running, but without an update for {silent_s:.0f} s"
     if state == "killed":
         return f"killed: process {status['pid']} has ended, last update {status.get('updated_at')}"
+    if state == "unknown":
+        return f"unknown: on {status['host']}, without an update for {_age_s(status):.0f} s"
     error = status.get("error")
     return f"{state}: {error['message'].partition(chr(10))[0]}" if error else state
 
@@ -115,8 +121,6 @@ def _age_s(status: dict[str, Any]) -> float:
 
 
 def _has_ended(pid: int) -> bool:
-    if sys.platform == "win32":  # os.kill would end the process
-        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -159,3 +159,48 @@ def test_what_need_early_stop_ends(event, key, ends):
     runner = train(loaders=loaders, callbacks=[at(event, end), note], num_epochs=2, valid_every_steps=2)
 
     assert (runner.epoch_step, runner.batch_step, sum(evaluated)) == ends
+
+
+def endless():
+    while True:
+        yield from loader(8, 4)
+
+
+def stop_after_three(runner):
+    runner.need_early_stop = runner.loader_batch_step == 3
+
+
+@pytest.mark.parametrize(
+    "callback", [dl.CheckRunCallback(num_batch_steps=3, num_epoch_steps=2), at("on_batch_end", stop_after_three)]
+)
+def test_epochs_of_an_endless_generator_may_be_ended_by_a_callback(callback):
+    """The next one reads on."""
+    runner = train(loaders={"train": endless(), "valid": endless()}, num_epochs=2, callbacks=[callback])
+
+    assert (runner.epoch_step, runner.batch_step) == (2, 6)
+
+
+def test_a_generator_may_be_read_once_in_several_epochs():
+    periods = dl.PeriodicLoaderCallback("valid", "loss", valid=2)
+    loaders = {"train": loader(16, 4), "valid": (batch for batch in loader(8, 4))}
+
+    runner = train(loaders=loaders, num_epochs=3, callbacks=[periods])
+
+    assert [epoch for epoch, metrics in runner.experiment_metrics.items() if "valid" in metrics] == [2]
+
+
+@pytest.mark.parametrize(
+    ("key", "make", "options"),
+    [
+        ("train", lambda: (batch for batch in loader(8, 4)), {"num_epochs": 2}),
+        ("train", lambda: iter(loader(8, 4)), {"num_steps": 3}),
+        ("valid", lambda: map(list, loader(8, 4)), {"num_epochs": 2}),
+        ("valid", lambda: iter(loader(8, 4)), {"valid_every_steps": 1}),
+    ],
+)
+def test_an_iterator_that_has_ended_is_named_where_it_is_read_again(key, make, options):
+    """A pass without a batch raises, in the next epoch or validation."""
+    loaders = {"train": loader(16, 4), "valid": loader(8, 4), key: make()}
+
+    with pytest.raises(ValueError, match=rf"loader '{key}' gave no batch.*can be read once.*pass what it was made"):
+        train(loaders=loaders, **options)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from runnerkit import dl
-from tests.tiny import loader, mlp, sgd, train, weights
+from tests.tiny import loader, mlp, sgd, train, train_by_hand, weights
 
 
 class TwoModels(dl.Runner):
@@ -50,6 +50,32 @@ def test_the_target_is_the_moving_average(scope, of_source):
     for index in of_source:
         expected = 0.75 * expected + 0.25 * steps[index]
     torch.testing.assert_close(weights(models["target"]), expected, rtol=0, atol=1e-6)
+
+
+class OnePolicy(dl.Runner):
+    """Leaves the step to callbacks."""
+
+    def handle_batch(self, batch):
+        features, targets = batch
+        self.batch_metrics["loss"] = nn.functional.cross_entropy(self.model["policy"](features), targets)
+
+
+def test_batches_that_only_accumulate_do_not_update():
+    """At the end of a batch, the target follows an optimizer step."""
+    mine, theirs = ({"policy": mlp(seed=1), "target": mlp(seed=2)} for _ in range(2))
+    callbacks = [
+        dl.BackwardCallback("loss"),
+        dl.OptimizerCallback("loss", accumulation_steps=2),
+        dl.SoftUpdateCallback("target", "policy", tau=0.25, scope="on_batch_end"),
+    ]
+    options = {"runner": OnePolicy(), "optimizer": sgd(mine["policy"]), "loaders": {"train": loader(32, 8)}}
+    train(mine, callbacks=callbacks, criterion=None, **options)
+
+    optimizer, expected = sgd(theirs["policy"]), weights(theirs["target"])
+    for batch in loader(32, 16):
+        train_by_hand(theirs["policy"], optimizer, [batch])
+        expected = 0.75 * expected + 0.25 * weights(theirs["policy"])
+    torch.testing.assert_close(weights(mine["target"]), expected, rtol=0, atol=1e-6)
 
 
 def test_evaluation_does_not_update():
