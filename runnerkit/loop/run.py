@@ -87,7 +87,7 @@ class Run(ProcessState):
         from runnerkit.loop.run_result import RunResult, data_of
 
         data = data_of(vars(runner))
-        with self._set_up(runner):  # sets up; closes even after an error, on_exception included
+        with self._experiment(runner):  # sets up; closes even after an error, on_exception included
             self.emit("on_experiment_start", runner)
             for key in self.hooks_of(runner).stages:
                 self._run_stage(runner, key)
@@ -168,18 +168,10 @@ class Run(ProcessState):
         """Call the methods that act on `event`."""
         self.stage.listeners.emit(event, runner)
 
-    # --------------------------------------------------------------------------------------------------------------
-
-    def hooks_of(self, runner: IRunner) -> Any:
-        """Return the object whose hooks make the components."""
-        return self.given_hooks or runner
-
-    def receives(self, listener: IListener, event: str) -> bool:
-        """Return whether a listener gets an event: all do, except in an evaluation within another run."""
-        return self.given_hooks is None or self.given_hooks.receives(listener, event)
+    # --------------------------------------------------------------------------------------------- beginning and end
 
     @contextmanager
-    def _set_up(self, runner: IRunner) -> Iterator[None]:
+    def _experiment(self, runner: IRunner) -> Iterator[None]:
         """Set up devices and the process group and seed this process; on exit, close the logs even after an error."""
         engine = runner.engine
         try:
@@ -225,6 +217,44 @@ class Run(ProcessState):
     def _close_status(self, runner: IRunner, _: object, error: BaseException | None, __: object) -> None:
         """Write how the run ended, given an error of what was closed before."""
         self.status.close(runner, runner.exception or error)
+
+    # --------------------------------------------------------------------------------------------------------------
+
+    def hooks_of(self, runner: IRunner) -> Any:
+        """Return the object whose hooks make the components."""
+        return self.given_hooks or runner
+
+    def receives(self, listener: IListener, event: str) -> bool:
+        """Return whether a listener gets an event: all do, except in an evaluation within another run."""
+        return self.given_hooks is None or self.given_hooks.receives(listener, event)
+
+    def describe(self, runner: IRunner) -> str:
+        """Describe how far the run is, in one line, as far as this process knows it.
+
+        >>> from runnerkit import dl
+        >>> runner = dl.SupervisedRunner()
+        >>> runner.current_run.describe(runner)
+        'has not run'
+        """
+        if self.state == "new":
+            return "has not run"
+        by = type(runner.engine).__name__
+        if runner.engine.num_processes > 1:
+            by += f", {runner.engine.num_processes} processes"
+        if runner.epoch_step == 0 and self.state == "failed":  # in other processes, or before the first epoch
+            return f"failed ({by})"
+        if self.state != "running":
+            num_steps = runner.optimizer_step
+            steps = f"{num_steps:,} optimizer step{'s' * (num_steps != 1)}"
+            return f"{self.state} in epoch {runner.epoch_step:,}, after {steps} ({by})"
+        if not runner.engine.in_use:
+            return f"running ({by}); metrics arrive at the end"
+        of = f" of {runner.stage_epoch_len:,}" if runner.stage_epoch_len is not None else ""
+        place = f"stage {runner.stage_key}, epoch {runner.stage_epoch_step:,}{of}"
+        if runner.loader_key:
+            of = f" of {runner.loader_batch_len:,}" if runner.loader_batch_len is not None else ""
+            place += f", loader {runner.loader_key}, batch {runner.loader_batch_step:,}{of}"
+        return f"running: {place} ({by})"
 
     def renewed(self) -> Self:
         """Return a run of the same hooks from the same checkpoint, which has not begun."""
