@@ -194,13 +194,16 @@ class Run(ProcessState):
             runner.exception = error
             add_context(runner, error)
             engine.record_failure(error)  # before the user's hooks, which may hang
-            listeners = Listeners()
-            listeners.bind(runner, self.stage.known_callbacks)  # also those of earlier stages
-            listeners.emit_exception(runner, error)
+            self._emit_exception(runner, error)
             raise
         finally:
             engine.in_use = False
             self._close(runner)
+
+    def _emit_exception(self, runner: IRunner, error: BaseException) -> None:
+        listeners = Listeners()
+        listeners.bind(runner, self.stage.known_callbacks)  # also those of earlier stages
+        listeners.emit_exception(runner, error)
 
     def _close(self, runner: IRunner) -> None:
         with ExitStack() as closing:  # a failure does not keep the others open
