@@ -259,7 +259,8 @@ class CheckpointCallback(ICheckpointCallback):
     def _score(self, runner: IRunner) -> float | None:
         if self.loader_key is None or self.metric_key is None or self.loader_key not in runner.epoch_metrics:
             return None
-        if not is_training(runner, self.loader_key) and (self._scored is None or not self._scored.are_known(runner)):
+        is_trained = is_training(self.loader_key, runner.stage_key)
+        if not is_trained and (self._scored is None or not self._scored.are_known(runner)):
             return None  # trained since, perhaps before the run was interrupted
         metrics = runner.epoch_metrics[self.loader_key]
         if self.metric_key not in metrics:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from pathlib import Path
 from types import MethodType
@@ -216,9 +216,9 @@ class IOptimizerCallback(Callback):
     num_pending: int = 0
 
 
-def last_training_loader(runner: IRunner) -> str:
+def last_training_loader(loaders: Iterable[str]) -> str:
     """Return the key of the training loader that ends an epoch's training."""
-    return [key for key in runner.loaders if key.startswith("train")][-1]
+    return [key for key in loaders if key.startswith("train")][-1]
 
 
 def optimizer_callbacks(callbacks: Mapping[str, ICallback]) -> list[IOptimizerCallback]:

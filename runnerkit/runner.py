@@ -146,7 +146,7 @@ class IRunner(IListener):
         self.batch_metrics: dict[str, Any] = {}
         # Set by callbacks and `Run`, cleared by `Stage` and `Pass`.
         self.need_early_stop = False
-        # Written by `experiment`, the outermost part of a run.
+        # Written by `Run`.
         self.exception: BaseException | None = None
 
     # Hooks for users to override. All methods except `get_engine` are called in the processes that train, after the
@@ -347,7 +347,9 @@ class IRunner(IListener):
         """Show the state of the run, its last metrics and their curves in a notebook."""
         from runnerkit.history.run_html import html_of  # only notebooks need it
 
-        return html_of(self)
+        run = self.current_run
+        epochs = run.position.metrics_of_epochs(self)
+        return html_of(type(self).__name__, run.describe(self), failure=run.failure, epochs=epochs)
 
     @property
     def _caller_callbacks(self) -> Mapping[str, ICallback]:

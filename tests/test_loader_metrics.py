@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from runnerkit import dl
-from runnerkit.loop.loader_metrics import reduce_metrics
 from runnerkit.metrics.reduction import PartialSums
 from tests.callbacks.stand_ins import make_runner
 from tests.ranks import Ranks
@@ -73,7 +72,7 @@ def test_a_node_rules_too_and_ranks_agree(node, seen_by, wrong):
             callback.on_batch_end(runner)
         runners.append(runner)
 
-    assert ranks.call(*(lambda r=runner: reduce_metrics(r) for runner in runners)) == [6, 6, 6]
+    assert ranks.call(*(lambda r=runner: r.loader_pass.metrics.reduce(r) for runner in runners)) == [6, 6, 6]
 
     for runner in runners:
         expected = {"loss": 1.0} | ({"wrong": wrong} if runner.engine.rank in seen_by else {})

@@ -87,11 +87,11 @@ def test_what_comes_back_is_pickled_once_and_data_that_was_there_before_is_not()
     Pickled.count = 0
     runner = dl.SupervisedRunner(mlp())
     runner.data, runner.by_key = Data(), {"train": Data()}
-    had = run_result.data_of(runner)
+    had = run_result.data_of(vars(runner))
     runner.made, runner.mine, runner.shared = classification(8), Pickled(), []
     runner.same = runner.shared
 
-    back = pickling.loads(pickling.dumps(run_result.result_of(runner, had=had))).attributes
+    back = pickling.loads(pickling.dumps(run_result.RunResult.of(runner, had=had))).attributes
 
     assert Pickled.count < 3, "data sets that were there before do not travel"
     assert "data" not in back and "by_key" not in back and len(back["made"]) == 8

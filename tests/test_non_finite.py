@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from runnerkit import dl
-from runnerkit.loop.loader_metrics import reduce_metrics
 from runnerkit.metrics.first_non_finite import FirstNonFinite
 from runnerkit.metrics.means import LoaderMeans
 from tests.callbacks.stand_ins import make_runner
@@ -39,7 +38,7 @@ def test_every_rank_names_the_first_place(ranks, place):
     def end(engine, batches):
         runner = make_runner(engine=engine, means=means_of_batches(batches), callbacks={})
         with pytest.raises(FloatingPointError, match=place) as caught:
-            reduce_metrics(runner)
+            runner.loader_pass.metrics.reduce(runner)
         messages.append(str(caught.value))
 
     several.call(*(lambda e=e, b=b: end(e, b) for e, b in zip(several.engines, ranks, strict=True)))

@@ -11,7 +11,6 @@ from runnerkit.callback import CallbackOrder, IBackwardCallback, innermost
 from runnerkit.callbacks.training.optimizer import OptimizerCallback
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, gradient_norm, make_clip
 from runnerkit.errors import UnknownKeyError
-from runnerkit.loop.loader_metrics import check_mean
 from runnerkit.steps.learning import check_loss
 from runnerkit.support.arguments import check_strings
 from runnerkit.types import as_dict
@@ -120,4 +119,4 @@ class BackwardCallback(IBackwardCallback):
 
     def on_loader_end(self, runner: IRunner) -> None:
         if runner.is_train_loader:
-            check_mean(runner, self.metric_key)
+            runner.loader_pass.metrics.check_mean(runner, self.metric_key)

@@ -140,7 +140,7 @@ class PruningCallback(Callback):
     def on_loader_end(self, runner: IRunner) -> None:
         if not runner.is_train_loader:
             return
-        is_last = runner.loader_key == last_training_loader(runner)
+        is_last = runner.loader_key == last_training_loader(runner.loaders)
         if self.prune_on_epoch_end and is_last:
             self._prune(runner)
         runner.loader_metrics["sparsity"] = sparsity(self.masks) if self.masks else 0.0

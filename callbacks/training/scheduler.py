@@ -143,7 +143,7 @@ class SchedulerCallback(ISchedulerCallback):
                 f"the scheduler needs the metric of one of the loaders {', '.join(map(repr, others))}: pass "
                 "SchedulerCallback(loader_key=..., metric_key=...), or valid_loader and valid_metric"
             )
-        return others[0] if others else last_training_loader(runner)
+        return others[0] if others else last_training_loader(runner.loaders)
 
     def on_loader_start(self, runner: IRunner) -> None:
         scheduler = as_dict(runner.scheduler)[self.scheduler_key or ""]

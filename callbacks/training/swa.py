@@ -56,7 +56,7 @@ class SWACallback(WeightAverageCallback):
             )
 
     def on_loader_end(self, runner: IRunner) -> None:
-        if runner.stage_epoch_step >= self.start_epoch and runner.loader_key == last_training_loader(runner):
+        if runner.stage_epoch_step >= self.start_epoch and runner.loader_key == last_training_loader(runner.loaders):
             for each in self.averages.values():
                 each.update()
 
@@ -66,4 +66,4 @@ class SWACallback(WeightAverageCallback):
             logger.warning("the stage ended before epoch %d: no weights were averaged", self.start_epoch)
         super().on_stage_end(runner)
         if any(map(has_statistics, averaged)):
-            renew_statistics(runner, averaged, loader_key=last_training_loader(runner))
+            renew_statistics(runner, averaged, loader_key=last_training_loader(runner.loaders))

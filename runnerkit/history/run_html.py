@@ -5,13 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from html import escape
-from typing import TYPE_CHECKING
 
 from runnerkit.history.curve_svg import color_of, curve_svg
 from runnerkit.types import Metrics
-
-if TYPE_CHECKING:
-    from runnerkit.callback import IRunner
 
 Epochs = Mapping[int, Mapping[str, Metrics]]  # {epoch: {loader: {metric: value}}}
 
@@ -23,52 +19,27 @@ _LONGEST_MESSAGE = 2000  # characters of an error
 _CELL = "padding: 0.15em 1.2em 0.15em 0; border: 0; border-bottom: 1px solid #8886; text-align: left; font: inherit"
 
 
-def html_of(runner: IRunner) -> str:
-    """Return HTML that describes a runner's last run, or the one under way, as far as this process knows it.
+def html_of(name: str, state: str, *, failure: str, epochs: Epochs) -> str:
+    """Return HTML that describes a run.
 
     It needs neither scripts nor files, is complete without a style sheet, and has the colors of the page around it.
-    All names are escaped. Nothing is read from the device.
+    All names are escaped.
+
+    Args:
+        name: of the runner.
+        state: how far the run is, in one line.
+        failure: of a run that failed, the exception in words.
+        epochs: the metrics.
     """
-    epochs = {**runner.experiment_metrics}
-    if runner.epoch_metrics:
-        epochs |= {runner.epoch_step: {**runner.epoch_metrics}}
     loaders = list(dict.fromkeys(loader for metrics in epochs.values() for loader in metrics))
     parts = [
-        f"<strong>{_name(type(runner).__name__)}</strong> <span>{escape(state_of(runner))}</span>",
-        _failure(runner.current_run.failure),
+        f"<strong>{_name(name)}</strong> <span>{escape(state)}</span>",
+        _failure(failure),
         _table(epochs, loaders),
         _curves(epochs, loaders),
     ]
     html = f'<div class="runnerkit-run" style="font-size: 13px; line-height: 1.5">{"".join(parts)}</div>'
     return html.encode(errors="replace").decode()  # a file's name may contain what a notebook cannot store
-
-
-def state_of(runner: IRunner) -> str:
-    """Describe how far a run is, in one line.
-
-    >>> from runnerkit import dl
-    >>> state_of(dl.SupervisedRunner())
-    'has not run'
-    """
-    state, num_steps = runner.current_run.state, runner.optimizer_step
-    if state == "new":
-        return "has not run"
-    by = type(runner.engine).__name__
-    if runner.engine.num_processes > 1:
-        by += f", {runner.engine.num_processes} processes"
-    if runner.epoch_step == 0 and state == "failed":  # in other processes, or before the first epoch
-        return f"failed ({by})"
-    if state != "running":
-        steps = f"{num_steps:,} optimizer step{'s' * (num_steps != 1)}"
-        return f"{state} in epoch {runner.epoch_step:,}, after {steps} ({by})"
-    if not runner.engine.in_use:
-        return f"running ({by}); metrics arrive at the end"
-    of = f" of {runner.stage_epoch_len:,}" if runner.stage_epoch_len is not None else ""
-    place = f"stage {runner.stage_key}, epoch {runner.stage_epoch_step:,}{of}"
-    if runner.loader_key:
-        of = f" of {runner.loader_batch_len:,}" if runner.loader_batch_len is not None else ""
-        place += f", loader {runner.loader_key}, batch {runner.loader_batch_step:,}{of}"
-    return f"running: {place} ({by})"
 
 
 def _failure(message: str) -> str:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from runnerkit.types import Batch
-
-if TYPE_CHECKING:
-    from runnerkit.callback import IRunner
 
 logger = logging.getLogger(__name__)
 
@@ -46,31 +43,34 @@ def _parts(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def check(runner: IRunner) -> None:
-    """Warn, once per loader, if the number of samples counted in its first batch looks wrong.
+def doubt_of(batch: Batch, size: int, *, expected: Any, is_only: bool) -> tuple[str, bool]:
+    """Return why the number of samples counted in a loader's first batch looks wrong, and whether it surely is.
 
-    A size set by `handle_batch` is not checked.
+    Args:
+        size: the number counted.
+        expected: the loader's `batch_size`; anything but an int if it has none.
+        is_only: whether the loader has, or may have, no other batch: one batch may be short.
+
+    >>> import torch
+    >>> doubt_of([torch.zeros(5), torch.zeros(4)], 5, expected=4, is_only=False)
+    ("the loader's batch_size is 4", True)
     """
-    current, key, size = runner.loader_pass, runner.loader_key, runner.batch_size
-    batch, current.first_batch = current.first_batch, None
-    if key in runner.current_run.stage.checked_batch_sizes:
-        return
-    runner.current_run.stage.checked_batch_sizes.add(key)
-    if size != batch_size_of(batch):
-        return
-    expected, reason = getattr(runner.loader, "batch_size", None), _disagreement(batch, size)
-    if isinstance(expected, int) and (size > expected or (runner.loader_batch_len or 0) > 1):  # one batch may be short
-        if size > expected or (size < expected and reason):  # otherwise collate_fn may have dropped samples
-            runner.current_run.stage.miscounted.add(key)
-            runner.gradient_step.own_size = None
+    reason, is_wrong = _disagreement(batch, size), False
+    if isinstance(expected, int) and (size > expected or not is_only):
+        # With fewer, collate_fn may have dropped samples.
+        is_wrong = size > expected or (size < expected and reason != "")
         reason = f"the loader's batch_size is {expected}" if size != expected else ""
-    if reason and runner.engine.is_main_process:
-        logger.warning(
-            "loader %r: its first batch counts as %d samples, the length of its first tensor, but %s. Metrics and "
-            "accumulated gradients are weighted by this number: set self.batch_size in handle_batch to the number of "
-            "samples, for example to len(images) for a list of images, to tokens.shape[1] for tensors (time, batch) or "
-            "to the number of graphs", key, size, reason,
-        )  # fmt: skip
+    return reason, is_wrong
+
+
+def warn(key: str, size: int, reason: str) -> None:
+    """Warn that the number of samples counted in the first batch of the loader `key` looks wrong."""
+    logger.warning(
+        "loader %r: its first batch counts as %d samples, the length of its first tensor, but %s. Metrics and "
+        "accumulated gradients are weighted by this number: set self.batch_size in handle_batch to the number of "
+        "samples, for example to len(images) for a list of images, to tokens.shape[1] for tensors (time, batch) or "
+        "to the number of graphs", key, size, reason,
+    )  # fmt: skip
 
 
 def _disagreement(batch: Batch, size: int) -> str:

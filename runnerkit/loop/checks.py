@@ -28,7 +28,8 @@ from runnerkit.sampling.feed import dataset_of, samplers_of
 from runnerkit.sampling.sharding import count_batches, share_of
 
 if TYPE_CHECKING:
-    from runnerkit.callback import IRunner
+    from runnerkit.engine import IEngine
+    from runnerkit.sampling.streams.heads import StreamHead
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def check_loaders(loaders: Any) -> dict[str, Any]:
             )
         check_loader(loader, f"loader {key!r}")
         if count_batches(loader) == 0:
-            raise ValueError(f"loader {key!r} is empty: {_why_empty(loader)}")
+            raise ValueError(f"loader {key!r} is empty: {why_empty(loader)}")
     return dict(loaders)
 
 
@@ -91,7 +92,7 @@ def check_trains(loaders: Iterable[str], *, has_optimizer: bool, stage: str = "t
     return f"{found}; to evaluate, call evaluate_loader or omit the optimizer"
 
 
-def check_samplers(runner: IRunner, loaders: Mapping[str, Any]) -> None:
+def check_samplers(loaders: Mapping[str, Any], engine: IEngine) -> None:
     """Raise if a sampler was made for a longer data set than its loader's; warn if it was made for a shorter one.
 
     The training loader's sampler in the validation loader raises IndexError only after an epoch, or skips samples.
@@ -112,7 +113,7 @@ def check_samplers(runner: IRunner, loaders: Mapping[str, Any]) -> None:
         if made_for > len(dataset) and not is_guess:
             raise ValueError(found)
         is_choice = isinstance(sampler, SubsetRandomSampler) or isinstance(getattr(sampler, "data_source", None), range)
-        if not runner.engine.is_main_process or is_choice or (is_guess and made_for < len(dataset)):
+        if not engine.is_main_process or is_choice or (is_guess and made_for < len(dataset)):
             continue
         ends = (
             "it may read samples that do not exist" if is_guess else f"samples behind the first {made_for} are unread"
@@ -157,7 +158,8 @@ def check_one_loader(loader: Any, *, reader: str) -> None:
     check_loader(loader, f"the loader of {reader}")
 
 
-def _why_empty(loader: Any, *, num_processes: int = 1) -> str:
+def why_empty(loader: Any, *, num_processes: int = 1) -> str:
+    """Return the sizes from which a loader without a batch follows, as far as it has them."""
     if ends_for_good(loader):
         return (
             f"it is a {type(loader).__name__}, which can be read once, and has ended, such as in an earlier epoch or "
@@ -169,7 +171,7 @@ def _why_empty(loader: Any, *, num_processes: int = 1) -> str:
     return f"{len(loader.dataset)} samples, batch_size={loader.batch_size}{each}, drop_last={loader.drop_last}"
 
 
-def check_shares(runner: IRunner) -> None:
+def check_shares(loaders: Mapping[str, Any], engine: IEngine) -> None:
     """Raise if no rank has a batch of a loader, or if ranks have different numbers of training batches.
 
     Ranks with more batches would wait forever. The engine's shards are equal; those of a user's DistributedSampler or
@@ -178,35 +180,33 @@ def check_shares(runner: IRunner) -> None:
     Raises:
         ValueError: with the numbers. Every rank must call: this gathers.
     """
-    num_processes = runner.engine.num_processes
-    if num_processes == 1:
+    if engine.num_processes == 1:
         return
-    mine = {key: count_batches(loader) for key, loader in runner.loaders.items()}
-    everyone = runner.engine.gather_object(mine)
-    for key, loader in runner.loaders.items():
+    mine = {key: count_batches(loader) for key, loader in loaders.items()}
+    everyone = engine.gather_object(mine)
+    for key, loader in loaders.items():
         counts = [each.get(key) for each in everyone]
         if set(counts) == {0}:
-            raise ValueError(f"loader {key!r} is empty: {_why_empty(loader, num_processes=num_processes)}")
+            raise ValueError(f"loader {key!r} is empty: {why_empty(loader, num_processes=engine.num_processes)}")
         if not key.startswith("train"):
-            _warn_of_dropped(runner, key, loader)
-        elif runner.engine.is_ddp and len(set(counts)) > 1:
+            _warn_of_dropped(key, loader, engine)
+        elif engine.is_ddp and len(set(counts)) > 1:
             raise ValueError(
                 f"loader {key!r} has {counts} batches on the ranks, but training needs the same number on each; return "
                 "the whole loader on every rank, which the engine shards evenly, or use drop_last=True"
             )
 
 
-def compare_streams(runner: IRunner, batches: Iterator[Any]) -> Iterator[Any]:
+def compare_streams(batches: Iterator[Any], head: StreamHead, engine: IEngine, *, key: str) -> Iterator[Any]:
     """Return `batches` after fetching the first one, to check that all processes read the same stream.
 
     A stream that is split by rank would be split again; one whose order differs would repeat some samples.
 
+    Args:
+        head: has the fingerprints of the first samples that this process has read.
     Raises:
         ValueError: on every rank, with the loader's key. Every rank must call: this gathers.
     """
-    key, share = runner.loader_key, share_of(runner.loader)
-    if share.head is None or key in runner.current_run.stage.compared_streams:
-        return batches
     from runnerkit.sampling.streams.heads import compare  # late, as few runs need it
 
     first: list[Any] = []
@@ -215,7 +215,7 @@ def compare_streams(runner: IRunner, batches: Iterator[Any]) -> Iterator[Any]:
         first = list(islice(batches, 1))
     except Exception as raised:  # other ranks are in the collective, or will be
         error = raised
-    heads = runner.engine.gather_object((error is None, share.head.fingerprints.clone()))
+    heads = engine.gather_object((error is None, head.fingerprints.clone()))
     if error is not None:
         raise error
     found = compare([fingerprints for _, fingerprints in heads]) if all(is_read for is_read, _ in heads) else "same"
@@ -223,66 +223,47 @@ def compare_streams(runner: IRunner, batches: Iterator[Any]) -> Iterator[Any]:
         raise ValueError(
             f"loader {key!r}: the first samples of its stream are not the same in every process. {_SAME_STREAM}"
         )
-    if found == "only numbered alike" and runner.engine.is_main_process:
+    if found == "only numbered alike" and engine.is_main_process:
         logger.warning(
             "loader %r: the first samples of its stream have the same numbers in every process, but other content. "
             "Ignore this if the content contains random noise. %s", key, _SAME_STREAM,
         )  # fmt: skip
-    runner.current_run.stage.compared_streams.add(key)
     return chain(first, batches)
 
 
-def check_order_is_used(runner: IRunner) -> None:
+def check_order_is_used(loader: Any, engine: IEngine, *, key: str) -> None:
     """Raise if, in one of several processes, a loader has yielded a batch without asking its sampler for indices.
 
     Raises:
         TypeError: with the loader's key: each process would read all samples.
     """
-    share = share_of(runner.loader)
-    if runner.engine.num_processes > 1 and not share.is_used:
+    if engine.num_processes > 1 and not share_of(loader).is_used:
         raise TypeError(
-            f"loader {runner.loader_key!r}: the __iter__ of {type(runner.loader).__name__} does not use its "
+            f"loader {key!r}: the __iter__ of {type(loader).__name__} does not use its "
             "batch_sampler, which holds the samples of this process, so each process would read all samples; iterate "
             "over super().__iter__(), or give the loader a method shard(...) that returns a share (docs/loaders.md)"
         )
 
 
-def _warn_of_dropped(runner: IRunner, key: str, loader: Any) -> None:
+def _warn_of_dropped(key: str, loader: Any, engine: IEngine) -> None:
     share, dataset = share_of(loader), dataset_of(loader)
     if not share.drop_last:
         return
-    if runner.engine.is_main_process and (not isinstance(dataset, Sized) or len(dataset) % share.stride):
+    if engine.is_main_process and (not isinstance(dataset, Sized) or len(dataset) % share.stride):
         logger.warning(
             "loader %r: drop_last excludes a last batch of fewer than %d samples, %d in each of %d processes, from the "
             "metrics; a single process excludes fewer samples; without drop_last, none are excluded",
-            key, share.stride, share.batch_size, runner.engine.num_processes,
+            key, share.stride, share.batch_size, engine.num_processes,
         )  # fmt: skip
 
 
-def check_not_empty(runner: IRunner, *, num_samples: int | None = None) -> None:
-    """Raise if this process got no batch of a training loader, or no process got one of another loader.
-
-    Args:
-        num_samples: the number that all processes saw, if already counted.
-    Raises:
-        ValueError: with the loader's key.
-    """
-    num_processes = runner.engine.num_processes
-    needs_batch = runner.is_train_loader or num_processes == 1
-    if num_samples == 0 or (needs_batch and runner.loader_batch_step == 0):
-        why = _why_empty(runner.loader, num_processes=num_processes)
-        raise ValueError(f"loader {runner.loader_key!r} gave no batch: {why}")
-
-
-def warn_of_length(runner: IRunner, length: int | None) -> None:
-    """Warn, once per loader, that a training loader gave another number of batches than its length."""
-    known = runner.current_run.stage.misstated_lengths
-    if runner.loader_key not in known and runner.engine.is_main_process:
+def warn_of_length(key: str, engine: IEngine, *, num_batches: int, length: int | None) -> None:
+    """Warn that a training loader gave another number of batches than its length."""
+    if engine.is_main_process:
         logger.warning(
             "loader %r gave %d batches, but its length is %s: correct the __len__ of its data set, from which "
-            "schedules are told the number of steps, or remove it", runner.loader_key, runner.loader_batch_step, length,
+            "schedules are told the number of steps, or remove it", key, num_batches, length,
         )  # fmt: skip
-    known.add(runner.loader_key)
 
 
 def check_callbacks(callbacks: Mapping[str, ICallback], loaders: Mapping[str, Any]) -> None:
@@ -311,9 +292,9 @@ def check_callbacks(callbacks: Mapping[str, ICallback], loaders: Mapping[str, An
                 )
 
 
-def warn_of_misspelt(runner: IRunner, listeners: Iterable[IListener]) -> None:
+def warn_of_misspelt(listeners: Iterable[IListener], engine: IEngine) -> None:
     """Warn about methods whose name resembles that of an event: they are never called."""
-    if not runner.engine.is_main_process:
+    if not engine.is_main_process:
         return
     for kind in dict.fromkeys(type(each) for each in listeners):
         names = [name for name in dir(kind) if name.startswith("on_") and name not in EVENTS]

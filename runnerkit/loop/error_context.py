@@ -14,6 +14,7 @@ from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
+    from runnerkit.engine import IEngine
 
 # Messages of plain RuntimeErrors that torch raises for the CPU's allocator and CUDA's libraries.
 _MEMORY_ERRORS = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -21,6 +22,7 @@ _MEMORY_ERRORS = ("out of memory", "can't allocate memory", "not enough memory",
 
 def add_context(runner: IRunner, error: BaseException) -> None:
     """Add the position in the run to an exception of the user's code, and remedies if memory ran out."""
+    models = as_dict(runner.current_run.stage.training_model)
     place = f"loader {runner.loader_key!r}, epoch {runner.epoch_step}, rank {runner.engine.rank}"
     if not runner.loader_key:
         error.add_note(f"before the first loader, rank {runner.engine.rank}")
@@ -31,16 +33,16 @@ def add_context(runner: IRunner, error: BaseException) -> None:
     else:
         error.add_note(f"in batch {runner.loader_batch_step} of {place}: {_described(runner.batch)}")
     if is_out_of_memory(error):
-        error.add_note(_what_needs_less(runner))
+        error.add_note(_what_needs_less(runner.engine, runner.batch, is_training=runner.is_train_loader))
     elif is_out_of_shared_memory(error):
-        error.add_note(_what_needs_less_shared_memory(runner))
-    elif runner.is_train_loader and _is_about_a_method(runner, error):
+        error.add_note(_what_needs_less_shared_memory(runner.loader))
+    elif runner.is_train_loader and _is_about_a_method(error, models, runner.engine):
         error.add_note(
             "the engine averages gradients of the model's forward pass only, so call none of its other methods to "
             "train: let forward choose: self.model(x, part='encode'). self.engine.unwrap(self.model) has the "
             "model's attributes, to be read"
         )
-    elif explained := runner.engine.explain(error, as_dict(runner.current_run.stage.training_model)):
+    elif explained := runner.engine.explain(error, models):
         error.add_note(explained)
 
 
@@ -65,17 +67,15 @@ def is_out_of_shared_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
 
 
-def _is_about_a_method(runner: IRunner, error: BaseException) -> bool:
+def _is_about_a_method(error: BaseException, models: Mapping[str, Any], engine: IEngine) -> bool:
     """Return whether something other than the forward pass of a wrapped or sharded model was called."""
-    models = as_dict(runner.current_run.stage.training_model).values()
-    wrappers = [each for each in models if runner.engine.unwrap(each) is not each]
+    wrappers = [each for each in models.values() if engine.unwrap(each) is not each]
     if isinstance(error, AttributeError):
         return any(str(error).startswith(f"'{type(each).__name__}' object ") for each in wrappers)
     return isinstance(error, RuntimeError) and bool(wrappers) and "mixed torch.Tensor and DTensor" in str(error)
 
 
-def _what_needs_less_shared_memory(runner: IRunner) -> str:
-    loader = runner.loader
+def _what_needs_less_shared_memory(loader: Any) -> str:
     kept = f"{getattr(loader, 'num_workers', None)} x {getattr(loader, 'prefetch_factor', None)}"
     try:
         usage = shutil.disk_usage("/dev/shm")  # where torch puts batches
@@ -89,19 +89,19 @@ def _what_needs_less_shared_memory(runner: IRunner) -> str:
     )
 
 
-def _what_needs_less(runner: IRunner) -> str:
-    of_batch = f" on a batch of {_described(runner.batch)}" if runner.batch is not None else ""
+def _what_needs_less(engine: IEngine, batch: Any, *, is_training: bool) -> str:
+    of_batch = f" on a batch of {_described(batch)}" if batch is not None else ""
     remedies = ["a smaller batch_size"]
-    if runner.is_train_loader:
+    if is_training:
         remedies[0] += ", with OptimizerCallback(accumulation_steps=...) for the same effective batch size"
-        if isinstance(runner.engine.precision, FP32):
+        if isinstance(engine.precision, FP32):
             remedies.append("amp=True, which halves the size of activations")
         remedies.append(
             "checkpoint_modules=[Block] of the engine, which recomputes activations instead of storing them"
         )
-        if not runner.engine.sharded_checkpoints:
+        if not engine.sharded_checkpoints:
             remedies.append("FullyShardedDataParallelEngine, if weights and optimizer state take most of it")
-    return f"out of memory on {runner.engine.device}{of_batch}. To use less: {'; '.join(remedies)}"
+    return f"out of memory on {engine.device}{of_batch}. To use less: {'; '.join(remedies)}"
 
 
 def _described(batch: Any) -> str:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import (
@@ -18,7 +24,11 @@ from runnerkit.steps.gradient_step import IDLE, without_weight
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
+    from runnerkit.engine import IEngine
 
+log = logging.getLogger(__name__)
+
+EXCEPTION_HOOKS_S = 60.0  # for each on_exception hook, if other processes wait
 _SAVED_IN = ("on_step_end", "on_epoch_end")  # after everyone else: a checkpoint holds what they did
 
 
@@ -30,7 +40,7 @@ class Listeners(dict[str, tuple[Callable[[Any], None], ...]]):
 
     def bind(self, runner: IRunner, callbacks: Iterable[ICallback] = ()) -> None:
         """Find the methods of `callbacks` that run in this process, and of the runner, once for all events."""
-        acting, receives = active(runner, callbacks), runner.current_run.receives
+        acting, receives = active(callbacks, runner.engine), runner.current_run.receives
         savers = [each for each in acting if isinstance(innermost(each), ICheckpointCallback)]
         others = [each for each in acting if each not in savers]
         for event in EVENTS:
@@ -58,10 +68,45 @@ class Listeners(dict[str, tuple[Callable[[Any], None], ...]]):
         for listener in self[event]:
             listener(runner)
 
+    def emit_exception(self, runner: IRunner, error: BaseException) -> None:
+        """Call the methods that act on ``on_exception``; one that fails does not hide `error`."""
+        for listener in self["on_exception"]:
+            try:
+                with _deadline(runner.engine, error, _name_of(listener)):
+                    listener(runner)
+            except Exception as another:
+                error.add_note(f"{_name_of(listener)} raised {another!r}")
+                log.error("%s failed", _name_of(listener), exc_info=another)
 
-def active(runner: IRunner, callbacks: Iterable[ICallback]) -> list[ICallback]:
+
+@contextmanager
+def _deadline(engine: IEngine, error: BaseException, name: str) -> Iterator[None]:
+    """End this process if the body takes too long and other processes wait for it."""
+
+    def end() -> None:
+        error.add_note(f"{name} did not end within {EXCEPTION_HOOKS_S:g} s, so its process was ended")
+        engine.record_failure(error)
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        os._exit(1)
+
+    timer = threading.Timer(EXCEPTION_HOOKS_S, end)
+    timer.daemon = True
+    if engine.num_processes > 1:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _name_of(method: Callable[..., Any]) -> str:
+    return f"{type(getattr(method, '__self__', None)).__name__}.{method.__name__}"
+
+
+def active(callbacks: Iterable[ICallback], engine: IEngine | None) -> list[ICallback]:
     """Return the callbacks that run in this process, in order."""
-    rank = runner.engine.rank if runner.engine is not None else 0
+    rank = engine.rank if engine is not None else 0
     return sorted((each for each in callbacks if CallbackNode(each.node).includes(rank)), key=lambda each: each.order)
 
 

@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Self
 
 from runnerkit.loop import batch_size, checks, parameter_checks
 from runnerkit.loop.attributes import LoaderAttributes, ProcessState
-from runnerkit.loop.loader_metrics import check_means, new_means, reduce_metrics
+from runnerkit.loop.loader_metrics import LoaderMetrics
 from runnerkit.metrics.means import LoaderMeans
 from runnerkit.sampling.feed import num_workers_of
-from runnerkit.sampling.sharding import batches_of, count_batches, gives_new_batches, is_length_sure, start_epoch
+from runnerkit.sampling.sharding import (
+    batches_of,
+    count_batches,
+    gives_new_batches,
+    is_length_sure,
+    share_of,
+    start_epoch,
+)
 from runnerkit.steps import learning
 from runnerkit.steps.budget import is_over, limit_pass
 from runnerkit.steps.gradient_step import GradientStep
@@ -36,24 +43,27 @@ class Pass(ProcessState):
 
     Attributes:
         key: of the loader.
-        means: the batch metrics of this process, kept as weighted sums until the loader ends.
+        metrics: sums of this process until the loader ends, then the values over all processes.
         gradient_step: also ``runner.gradient_step``.
         ends_stage: whether the stage ends after this epoch; within a loader, `need_early_stop` concerns that loader.
         num_skipped: batches that ran before the run was interrupted.
         num_processes: among which the loader's data is divided.
         first_batch: as the loader gave it, until its number of samples was checked.
-        weightless: metrics that are NaN because no batch weighs anything.
     """
 
     def __init__(self, key: str = "", *, gradient_step: GradientStep | None = None, num_processes: int = 1) -> None:
         self.key = key
-        self.means = LoaderMeans()
+        self.metrics = LoaderMetrics()
         self.gradient_step = gradient_step or GradientStep()
         self.ends_stage = False
         self.num_skipped = 0
         self.num_processes = num_processes
         self.first_batch: Batch = None
-        self.weightless: frozenset[str] = frozenset()
+
+    @property
+    def means(self) -> LoaderMeans:
+        """The batch metrics of this process, kept as weighted sums until the loader ends."""
+        return self.metrics.means
 
     @classmethod
     def enter(cls, runner: IRunner, key: str) -> Self:
@@ -69,12 +79,11 @@ class Pass(ProcessState):
     def begin(cls, runner: IRunner, key: str) -> Self:
         """Start a pass: the order of its samples, the model's mode and empty sums."""
         current = cls.enter(runner, key)
-        runner.is_train_loader = is_training(runner, key)
+        runner.is_train_loader = is_training(key, runner.stage_key)
         runner.is_infer_loader = key.startswith("infer") or runner.stage_key.startswith("infer")
         runner.is_valid_loader = not runner.is_train_loader and not runner.is_infer_loader
-        runner.loader_metrics = {}
         current.ends_stage, runner.need_early_stop = runner.need_early_stop, False
-        current.means = new_means(runner)
+        current.metrics.begin(runner)
         start_epoch(runner.loader, runner.epoch_step)
         current.num_skipped = runner.current_run.resume_point.enter_loader(runner)
         if runner.is_train_loader:
@@ -98,23 +107,29 @@ class Pass(ProcessState):
         if was_ended or (runner.is_train_loader and is_over(runner)):
             runner.current_run.resume_point.restore_rng(runner)
             return
+        key, stage = runner.loader_key, runner.current_run.stage
         if runner.is_train_loader:
-            parameter_checks.check_added(runner)
+            parameter_checks.check_added(
+                runner.optimizer, stage.training_model, runner.criterion, known=stage.optimized
+            )
         if num_workers_of(runner.loader):
             runner.engine.settle()
         iterator = batches_of(runner.loader)
         runner.current_run.resume_point.restore_rng(runner)  # after iter(), which draws the workers' seed
         try:
-            if runner.engine.num_processes > 1:
-                iterator = checks.compare_streams(runner, iterator)
+            head = share_of(runner.loader).head
+            if runner.engine.num_processes > 1 and head is not None and key not in stage.compared_streams:
+                iterator = checks.compare_streams(iterator, head, runner.engine, key=key)
+                stage.compared_streams.add(key)
             length, accumulates = runner.loader_batch_len, self.gradient_step.accumulate
             is_doubtful = length is not None and runner.is_train_loader and not is_length_sure(runner.loader)
             if is_doubtful or (length is None and accumulates):
                 iterator = self._with_its_end_known(runner, iterator, looks_ahead=accumulates)
             for batch in iterator:
                 yield runner.engine.to_device(batch)
-            if is_doubtful and length != runner.loader_batch_step:
-                checks.warn_of_length(runner, length)
+            if is_doubtful and length != runner.loader_batch_step and key not in stage.misstated_lengths:
+                stage.misstated_lengths.add(key)
+                checks.warn_of_length(key, runner.engine, num_batches=runner.loader_batch_step, length=length)
         except Exception:
             runner.loader_batch_step, runner.batch = runner.loader_batch_step + 1, None  # the missing one
             raise
@@ -164,8 +179,8 @@ class Pass(ProcessState):
         """Add a batch's metrics to the sums; queue those of every `log_every`-th training step for the loggers."""
         step = self.gradient_step
         if runner.loader_batch_step == 1:
-            batch_size.check(runner)
-            checks.check_order_is_used(runner)
+            self._check_batch_size(runner)
+            checks.check_order_is_used(runner.loader, runner.engine, key=runner.loader_key)
             step.check(runner)
         if runner.is_train_loader and not step.has_steppers:
             learning.finish_batch(runner)
@@ -178,7 +193,7 @@ class Pass(ProcessState):
                 from runnerkit.steps.odd_batches import warn_of_dropped_samples  # late, as few runs need it
 
                 warn_of_dropped_samples(runner, step)
-            self.means.update(
+            self.metrics.means.update(
                 runner.batch_metrics, runner.batch_size, weight=runner.batch_weight, batch_step=runner.loader_batch_step
             )
         logs = runner.current_run.logs
@@ -191,19 +206,19 @@ class Pass(ProcessState):
         runner.need_early_stop = self.ends_stage
         runner.is_within_loader = False
         runner.batch_weight = None
-        checks.check_not_empty(runner)
+        self._check_not_empty(runner)
         self.gradient_step.end_pass(runner)
         if runner.is_train_loader:
             if (watch := runner.current_run.stage.step_watch) is not None:
                 watch.end_pass(runner)
             runner.engine.leave_training_loader(runner.loader_batch_step, key=self.key)
-        run, num_samples = runner.current_run, reduce_metrics(runner)
-        checks.check_not_empty(runner, num_samples=num_samples)
+        run, num_samples = runner.current_run, self.metrics.reduce(runner)
+        self._check_not_empty(runner, num_samples=num_samples)
         # Until here each process assumed that the others' batches are as large as its own.
         surplus, runner.loader_sample_step = runner.loader_sample_step - num_samples, num_samples
         if runner.is_train_loader:
             run.position.correct_samples(runner, surplus)
-            check_means(runner)
+            self.metrics.check(runner)
             learning.check_losses(runner)
         run.emit("on_loader_end", runner)
         if not runner.is_train_loader:
@@ -215,22 +230,55 @@ class Pass(ProcessState):
         run.logs.log_metrics(runner, runner.loader_metrics)
         run.logs.flush(runner)
 
+    @contextmanager
+    def suspended(self, runner: IRunner) -> Iterator[None]:
+        """Let second passes run, and return to this one, or to the runner as it was before its first loader.
 
-@contextmanager
-def restoring_pass(runner: IRunner) -> Iterator[None]:
-    """Let second passes run, and return to the pass under way, or to the runner as it was before its first loader.
+        A second pass is a second object, but users' code reads its batch, loader and metrics as attributes of the
+        runner. After an exception nothing is restored: the runner shows where it failed.
+        """
+        outer = LoaderAttributes.of(runner)
+        runner.need_early_stop = False  # it concerns this pass
+        with runner.current_run.logs.throughput.paused():
+            yield
+        self.ends_stage = self.ends_stage or runner.need_early_stop
+        outer.restore(runner)
 
-    A second pass is a second object, but users' code reads its batch, loader and metrics as attributes of the runner.
-    After an exception nothing is restored: the runner shows where it failed.
-    """
-    outer = LoaderAttributes.of(runner)
-    runner.need_early_stop = False  # it concerns the pass outside
-    with runner.current_run.logs.throughput.paused():
-        yield
-    outer.loader_pass.ends_stage = outer.loader_pass.ends_stage or runner.need_early_stop
-    outer.restore(runner)
+    def _check_batch_size(self, runner: IRunner) -> None:
+        """Warn, once per loader, if the number of samples counted in its first batch looks wrong.
+
+        A size set by `handle_batch` is not checked.
+        """
+        key, size, stage = runner.loader_key, runner.batch_size, runner.current_run.stage
+        batch, self.first_batch = self.first_batch, None
+        if key in stage.checked_batch_sizes:
+            return
+        stage.checked_batch_sizes.add(key)
+        if size != batch_size.batch_size_of(batch):
+            return
+        expected, is_only = getattr(runner.loader, "batch_size", None), (runner.loader_batch_len or 0) <= 1
+        reason, is_wrong = batch_size.doubt_of(batch, size, expected=expected, is_only=is_only)
+        if is_wrong:
+            stage.miscounted.add(key)
+            self.gradient_step.own_size = None
+        if reason and runner.engine.is_main_process:
+            batch_size.warn(key, size, reason)
+
+    def _check_not_empty(self, runner: IRunner, *, num_samples: int | None = None) -> None:
+        """Raise if this process got no batch of a training loader, or no process got one of another loader.
+
+        Args:
+            num_samples: the number that all processes saw, if already counted.
+        Raises:
+            ValueError: with the loader's key.
+        """
+        num_processes = runner.engine.num_processes
+        needs_batch = runner.is_train_loader or num_processes == 1
+        if num_samples == 0 or (needs_batch and runner.loader_batch_step == 0):
+            why = checks.why_empty(runner.loader, num_processes=num_processes)
+            raise ValueError(f"loader {runner.loader_key!r} gave no batch: {why}")
 
 
-def is_training(runner: IRunner, key: str) -> bool:
-    """Return whether the loader with this key is for training."""
-    return key.startswith("train") and not runner.stage_key.startswith("infer")
+def is_training(key: str, stage: str) -> bool:
+    """Return whether a stage trains on the loader `key`."""
+    return key.startswith("train") and not stage.startswith("infer")

@@ -13,7 +13,6 @@ from runnerkit.loop.component_checks import check_components
 from runnerkit.types import as_dict, parameters_of
 
 if TYPE_CHECKING:
-    from runnerkit.callback import IRunner
     from runnerkit.engine import IEngine
 
 logger = logging.getLogger(__name__)
@@ -36,16 +35,17 @@ def check_optimizer(optimizer: Any, model: Any, criterion: Any) -> None:
     _check_known(as_dict(optimizer), {*_parameters_in(model, criterion)})
 
 
-def check_added(runner: IRunner) -> None:
+def check_added(optimizer: Any, model: Any, criterion: Any, *, known: set[Tensor]) -> None:
     """Raise if an optimizer got parameters since the stage began that belong neither to model nor criterion.
 
+    Args:
+        known: the optimizers' parameters when the stage began.
     Raises:
         ValueError: as in :func:`check_optimizer`.
     """
-    optimizers = as_dict(runner.optimizer)
-    if not runner.current_run.stage.optimized.issuperset(parameters_of(*optimizers.values())):
-        own = {*_parameters_in(runner.current_run.stage.training_model, runner.criterion)}
-        _check_known(optimizers, runner.current_run.stage.optimized | own)
+    optimizers = as_dict(optimizer)
+    if not known.issuperset(parameters_of(*optimizers.values())):
+        _check_known(optimizers, known | {*_parameters_in(model, criterion)})
 
 
 def _parameters_in(*components: Any) -> Iterator[Tensor]:

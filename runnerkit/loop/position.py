@@ -76,6 +76,11 @@ class Position(ProcessState):
     def end_epoch(self, runner: IRunner) -> None:
         runner.experiment_metrics[runner.epoch_step] = runner.epoch_metrics
 
+    def metrics_of_epochs(self, runner: IRunner) -> dict[int, dict[str, Metrics]]:
+        """Return a copy of the metrics so far, by epoch, with those of the epoch under way."""
+        under_way = {runner.epoch_step: {**runner.epoch_metrics}} if runner.epoch_metrics else {}
+        return {**runner.experiment_metrics, **under_way}
+
     @contextmanager
     def trial(self, runner: IRunner) -> Iterator[None]:
         """Keep the metrics of passes in the body out of the epoch's."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from runnerkit.callback import innermost
+from runnerkit.callback import ICallback, innermost
 from runnerkit.resume.overrides import options_of
 from runnerkit.support.plain_values import plain
 from runnerkit.support.redaction import redacted
@@ -32,15 +33,18 @@ def recorded_settings(runner: IRunner) -> dict[str, Any]:
         "loss_reduction": runner.loss_reduction,
         "valid_every_steps": runner.valid_every_steps,
     }
+    schedulers = as_dict(runner.scheduler)
     sizes = {key: getattr(loader, "batch_size", None) for key, loader in runner.loaders.items()}
     settings: dict[str, Any] = {
-        "optimizer": _by_key({key: _optimizer(runner, key, each) for key, each in as_dict(runner.optimizer).items()}),
-        "scheduler": _by_key({key: type(each).__name__ for key, each in as_dict(runner.scheduler).items()}),
+        "optimizer": _by_key(
+            {key: _optimizer(each, schedulers.get(key)) for key, each in as_dict(runner.optimizer).items()}
+        ),
+        "scheduler": _by_key({key: type(each).__name__ for key, each in schedulers.items()}),
         "batch_size": {key: size for key, size in sizes.items() if size is not None},
-        "precision": _precision(runner),
+        "precision": _precision(runner.current_run.stage.autocast),
         **limits,
         **{name: value for name, value in knobs.items() if value != _DEFAULTS.get(name)},
-        "monitored": _monitored(runner),
+        "monitored": _monitored(runner.callbacks.values()),
     }
     known: dict[str, Any] = redacted(plain({name: value for name, value in settings.items() if value is not None}))
     return known
@@ -51,10 +55,9 @@ def _by_key(parts: dict[str, Any]) -> Any:
     return parts[""] if parts.keys() == {""} else parts or None
 
 
-def _optimizer(runner: IRunner, key: str, optimizer: Any) -> dict[str, Any]:
+def _optimizer(optimizer: Any, scheduler: Any) -> dict[str, Any]:
     """Return the class and the options; of several parameter groups that differ in an option, a list of values."""
     groups, defaults = options_of(optimizer), getattr(optimizer, "defaults", {})
-    scheduler = as_dict(runner.scheduler).get(key)
     options: dict[str, Any] = {"name": type(optimizer).__name__}
     for name in (each for each in (groups[0] if groups else {}) if each in defaults):
         values = [group.get(name) for group in groups]
@@ -84,13 +87,13 @@ def _rates(groups: list[dict[str, Any]], scheduler: Any, *, default: Any) -> lis
     return [group.get("initial_lr", rate) for group, rate in zip(groups, unscheduled, strict=True)]
 
 
-def _precision(runner: IRunner) -> str | None:
+def _precision(autocast: Any) -> str | None:
     """Return the dtype of mixed precision; the name of the class is in the engine's entry."""
-    dtype = getattr(runner.current_run.stage.autocast, "fast_dtype", None)
+    dtype = getattr(autocast, "fast_dtype", None)
     return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
-def _monitored(runner: IRunner) -> list[str] | None:
+def _monitored(callbacks: Iterable[ICallback]) -> list[str] | None:
     """Return the metrics that select checkpoints, stop the run or step a schedule, such as "valid/accuracy"."""
-    read = [each for callback in map(innermost, runner.callbacks.values()) for each in callback.requires]
+    read = [each for callback in map(innermost, callbacks) for each in callback.requires]
     return list(dict.fromkeys(f"{loader}/{metric}" for loader, metric in read)) or None

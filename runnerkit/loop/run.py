@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import copy
 import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
+from runnerkit.loop import checks
 from runnerkit.loop.attributes import ProcessState
-from runnerkit.loop.experiment import experiment
-from runnerkit.loop.loader_pass import Pass, is_training, restoring_pass
+from runnerkit.loop.determinism import deterministic_algorithms
+from runnerkit.loop.error_context import add_context
+from runnerkit.loop.listeners import Listeners
+from runnerkit.loop.loader_pass import Pass, is_training
 from runnerkit.loop.position import Position
 from runnerkit.loop.run_logs import RunLogs
 from runnerkit.loop.run_status import RunStatus
 from runnerkit.loop.stage import Stage
 from runnerkit.passes.required_metrics import check_required_metrics
 from runnerkit.resume.resume_point import ResumePoint
-from runnerkit.seeding.generators import keep_rng
+from runnerkit.sampling.sharding import share_of
+from runnerkit.seeding.generators import keep_rng, set_global_seed
 from runnerkit.steps.budget import is_evaluated_next, is_over
 from runnerkit.types import Batch
 
@@ -66,12 +72,10 @@ class Run(ProcessState):
 
     def launch(self, runner: IRunner) -> None:
         """Run on the engine's processes; the runner of the calling process then has the model and the metrics."""
-        from runnerkit.loop import run_result
-
         self.state = "running"
         try:
             result = runner.engine.launch(partial(self._run_experiment, runner))
-            run_result.adopt(runner, result, given=self.hooks_of(runner)._caller_callbacks)
+            result.apply(runner, given=self.hooks_of(runner)._caller_callbacks)
         except BaseException as error:
             self.state, self.failure = "failed", "".join(traceback.format_exception_only(error)).strip()
             raise
@@ -80,10 +84,10 @@ class Run(ProcessState):
     # ------------------------------------------------------------------------------------------------------ the loop
 
     def _run_experiment(self, runner: IRunner) -> RunResult:
-        from runnerkit.loop import run_result
+        from runnerkit.loop.run_result import RunResult, data_of
 
-        data = run_result.data_of(runner)
-        with experiment(runner):  # sets up; closes even after an error, on_exception included
+        data = data_of(vars(runner))
+        with self._experiment(runner):  # sets up; closes even after an error, on_exception included
             self.emit("on_experiment_start", runner)
             for key in self.hooks_of(runner).stages:
                 self._run_stage(runner, key)
@@ -91,7 +95,7 @@ class Run(ProcessState):
             self.stage.listeners.bind(runner, self.stage.known_callbacks)  # those of all stages
             self.emit("on_experiment_end", runner)
         runner.engine.cleanup()  # after a failure, launch() does this once it is recorded: then other ranks fail too
-        return run_result.result_of(runner, had=data)
+        return RunResult.of(runner, had=data)
 
     def _run_stage(self, runner: IRunner, key: str) -> None:
         if not self.stage.open(runner, key):
@@ -111,7 +115,7 @@ class Run(ProcessState):
         self.stage.enter_training()
         self.emit("on_epoch_start", runner)
         for key in self.resume_point.loaders_left(runner):
-            is_done = is_over(runner) if is_training(runner, key) else self.position.is_validated(runner)
+            is_done = is_over(runner) if is_training(key, runner.stage_key) else self.position.is_validated(runner)
             if not is_done or self.resume_point.is_within_epoch:
                 self._run_pass(runner, key)
         self.position.end_epoch(runner)
@@ -152,7 +156,7 @@ class Run(ProcessState):
 
     def _validate(self, runner: IRunner) -> None:
         """Run the evaluation loaders in the middle of a training loader, whose pass then continues unchanged."""
-        with restoring_pass(runner), keep_rng():
+        with runner.loader_pass.suspended(runner), keep_rng():
             for key in runner.loaders:
                 if not key.startswith("train"):
                     self._run_pass(runner, key)
@@ -164,6 +168,59 @@ class Run(ProcessState):
         """Call the methods that act on `event`."""
         self.stage.listeners.emit(event, runner)
 
+    # --------------------------------------------------------------------------------------------- beginning and end
+
+    @contextmanager
+    def _experiment(self, runner: IRunner) -> Iterator[None]:
+        """Set up devices and the process group and seed this process; on exit, close the logs even after an error."""
+        engine = runner.engine
+        try:
+            engine.setup()
+            engine.check_communicator()
+            engine.in_use = True
+            self.stage.autocast = engine.autocast()
+            self.stage.listeners.bind(runner)
+            checks.warn_of_misspelt([runner], engine)
+            set_global_seed(runner.seed)
+            if engine.is_main_process:
+                self.logs.collect_early()
+            with ExitStack() as modes:
+                if runner.deterministic:
+                    modes.enter_context(deterministic_algorithms(engine))
+                if runner.detect_anomaly:
+                    modes.enter_context(torch.autograd.set_detect_anomaly(True))
+                yield
+        except BaseException as error:
+            runner.exception = error
+            add_context(runner, error)
+            engine.record_failure(error)  # before the user's hooks, which may hang
+            self._emit_exception(runner, error)
+            raise
+        finally:
+            engine.in_use = False
+            self._close(runner)
+
+    def _emit_exception(self, runner: IRunner, error: BaseException) -> None:
+        listeners = Listeners()
+        listeners.bind(runner, self.stage.known_callbacks)  # also those of earlier stages
+        listeners.emit_exception(runner, error)
+
+    def _close(self, runner: IRunner) -> None:
+        with ExitStack() as closing:  # a failure does not keep the others open
+            closing.callback(self.stage.listeners.release)
+            closing.callback(self.logs.unlock, runner)  # last, when nothing is written anymore
+            closing.push(partial(self._close_status, runner))
+            closing.callback(self.stage.close, runner)
+            closing.callback(self.logs.close, runner)
+            if self.stage.step_watch is not None:
+                closing.callback(self.stage.step_watch.leave, runner)
+            for loader in runner.loaders.values():
+                closing.callback(share_of(loader).close)
+
+    def _close_status(self, runner: IRunner, _: object, error: BaseException | None, __: object) -> None:
+        """Write how the run ended, given an error of what was closed before."""
+        self.status.close(runner, runner.exception or error)
+
     # --------------------------------------------------------------------------------------------------------------
 
     def hooks_of(self, runner: IRunner) -> Any:
@@ -173,6 +230,34 @@ class Run(ProcessState):
     def receives(self, listener: IListener, event: str) -> bool:
         """Return whether a listener gets an event: all do, except in an evaluation within another run."""
         return self.given_hooks is None or self.given_hooks.receives(listener, event)
+
+    def describe(self, runner: IRunner) -> str:
+        """Describe how far the run is, in one line, as far as this process knows it.
+
+        >>> from runnerkit import dl
+        >>> runner = dl.SupervisedRunner()
+        >>> runner.current_run.describe(runner)
+        'has not run'
+        """
+        if self.state == "new":
+            return "has not run"
+        by = type(runner.engine).__name__
+        if runner.engine.num_processes > 1:
+            by += f", {runner.engine.num_processes} processes"
+        if runner.epoch_step == 0 and self.state == "failed":  # in other processes, or before the first epoch
+            return f"failed ({by})"
+        if self.state != "running":
+            num_steps = runner.optimizer_step
+            steps = f"{num_steps:,} optimizer step{'s' * (num_steps != 1)}"
+            return f"{self.state} in epoch {runner.epoch_step:,}, after {steps} ({by})"
+        if not runner.engine.in_use:
+            return f"running ({by}); metrics arrive at the end"
+        of = f" of {runner.stage_epoch_len:,}" if runner.stage_epoch_len is not None else ""
+        place = f"stage {runner.stage_key}, epoch {runner.stage_epoch_step:,}{of}"
+        if runner.loader_key:
+            of = f" of {runner.loader_batch_len:,}" if runner.loader_batch_len is not None else ""
+            place += f", loader {runner.loader_key}, batch {runner.loader_batch_step:,}{of}"
+        return f"running: {place} ({by})"
 
     def renewed(self) -> Self:
         """Return a run of the same hooks from the same checkpoint, which has not begun."""

@@ -78,7 +78,7 @@ class RunLogs(ProcessState):
         """Release the folders, when everything is in the store if one is in a store."""
         with ExitStack() as closing:
             for release in self._locked.values():
-                closing.callback(_release, runner, release)
+                closing.callback(_release, release, runner.exception)
 
     def collect_early(self) -> None:
         """Keep what is logged from now on until the loggers are open."""
@@ -198,7 +198,7 @@ class RunLogs(ProcessState):
         self._early = None
         with ExitStack() as closing:
             for key, logger in runner.loggers.items():
-                closing.callback(_close, runner, key, logger)
+                closing.callback(_close, key, logger, runner.exception)
             if self.queue:  # after a failure: the steps right before it
                 self._hand_over_last_steps(runner)
             runner.loggers = {}  # nothing is logged after the end
@@ -239,22 +239,24 @@ class RunLogs(ProcessState):
             log.debug("logger %r did not close either: %r", key, another)
 
 
-def _release(runner: IRunner, release: Callable[[], None]) -> None:
+def _release(release: Callable[[], None], error: BaseException | None) -> None:
+    """Release a logdir; after a run that failed with `error`, another one is added to it."""
     asked: list[int] = []
     try:
         with handling_stop_signals(asked.append):  # the last checkpoint may be on its way to a store
             release()
-    except Exception as error:
-        if runner.exception is None:
+    except Exception as another:
+        if error is None:
             raise
-        if error is not runner.exception:
-            runner.exception.add_note(f"the logdir is not complete in the store: {error}")
-    if asked and runner.exception is None:  # the run is over: the signal is for the script
+        if another is not error:
+            error.add_note(f"the logdir is not complete in the store: {another}")
+    if asked and error is None:  # the run is over: the signal is for the script
         signal.raise_signal(asked[0])
 
 
-def _close(runner: IRunner, key: str, logger: ILogger) -> None:
-    error, name = runner.exception, type(logger).__name__
+def _close(key: str, logger: ILogger, error: BaseException | None) -> None:
+    """Close a logger after a run that failed with `error`, if it did."""
+    name = type(logger).__name__
     try:
         try:
             logger.log_end(error)

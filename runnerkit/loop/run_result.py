@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,32 @@ class RunResult:
     """Attributes of the runner after its run: components, metrics, counters, callbacks and user-defined ones."""
 
     attributes: dict[str, Any]
+
+    @classmethod
+    def of(cls, runner: IRunner, *, had: Mapping[str, Any]) -> Self:
+        """Collect the result for :meth:`apply`.
+
+        Args:
+            had: :func:`data_of` the runner at the start of the run; unchanged ones are not transferred.
+        """
+        stays = ProcessAttributes.names() | {name for name, value in had.items() if vars(runner).get(name) is value}
+        stays |= {name for name, value in vars(runner).items() if isinstance(value, ProcessState)}
+        return cls({name: value for name, value in vars(runner).items() if name not in stays})
+
+    def apply(self, runner: IRunner, *, given: Mapping[str, ICallback]) -> None:
+        """Store the result in the calling process's runner; objects passed in by the user are updated in place.
+
+        Args:
+            given: callbacks passed in by the user.
+        """
+        theirs = dict(self.attributes)
+        for name in Components.names():
+            setattr(runner, name, _adopted(name, getattr(runner, name), theirs.pop(name)))
+        for key, callback in theirs["callbacks"].items():
+            if key in given and given[key] is not callback:
+                vars(given[key]).update(vars(callback))
+                theirs["callbacks"][key] = given[key]
+        vars(runner).update(theirs)
 
     def __getstate__(self) -> dict[str, Any]:
         """Prepare for transfer: move to the CPU, leave out user attributes that cannot be pickled."""
@@ -87,9 +113,9 @@ def _refusal(value: Any) -> Exception | None:
     return None
 
 
-def data_of(runner: IRunner) -> dict[str, Any]:
+def data_of(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return attributes that are engines, data sets or loaders, or dicts of data; the calling process has them too."""
-    return {name: value for name, value in vars(runner).items() if _is_data(value) or isinstance(value, IEngine)}
+    return {name: value for name, value in attributes.items() if _is_data(value) or isinstance(value, IEngine)}
 
 
 def _is_data(value: Any) -> bool:
@@ -97,46 +123,19 @@ def _is_data(value: Any) -> bool:
     return bool(parts) and all(isinstance(each, Dataset | DataLoader) for each in parts)
 
 
-def result_of(runner: IRunner, *, had: Mapping[str, Any]) -> RunResult:
-    """Collect the result for :func:`adopt`.
-
-    Args:
-        had: the runner's :func:`data_of` at the start of the run; unchanged ones are not transferred.
-    """
-    stays = ProcessAttributes.names() | {name for name, value in had.items() if vars(runner).get(name) is value}
-    stays |= {name for name, value in vars(runner).items() if isinstance(value, ProcessState)}
-    return RunResult({name: value for name, value in vars(runner).items() if name not in stays})
-
-
-def adopt(runner: IRunner, result: RunResult, *, given: Mapping[str, ICallback]) -> None:
-    """Store a run's result in the calling process's runner; objects passed in by the user are updated in place.
-
-    Args:
-        given: callbacks passed in by the user.
-    """
-    theirs = dict(result.attributes)
-    for name in Components.names():
-        _adopt_component(runner, name, theirs.pop(name))
-    for key, callback in theirs["callbacks"].items():
-        if key in given and given[key] is not callback:
-            vars(given[key]).update(vars(callback))
-            theirs["callbacks"][key] = given[key]
-    vars(runner).update(theirs)
-
-
-def _adopt_component(runner: IRunner, name: str, component: Any) -> None:
-    mine, theirs = as_dict(getattr(runner, name)), as_dict(component)
-    if mine.keys() != theirs.keys():
-        setattr(runner, name, component)
-        return
-    if name in ("optimizer", "scheduler") and any(map(is_maker, mine.values())):
-        setattr(runner, name, component)
-        return
+def _adopted(name: str, mine: Any, theirs: Any) -> Any:
+    """Return the component of the calling process, with the state of the one that was trained, or else the latter."""
+    old, new = as_dict(mine), as_dict(theirs)
+    if old.keys() != new.keys():
+        return theirs
+    if name in ("optimizer", "scheduler") and any(map(is_maker, old.values())):
+        return theirs
     try:
-        for key, each in mine.items():
-            if each is not theirs[key] and hasattr(each, "load_state_dict"):
-                each.load_state_dict(theirs[key].state_dict())
-            if isinstance(each, nn.Module) and is_left_to_checkpoint(theirs[key]):
+        for key, each in old.items():
+            if each is not new[key] and hasattr(each, "load_state_dict"):
+                each.load_state_dict(new[key].state_dict())
+            if isinstance(each, nn.Module) and is_left_to_checkpoint(new[key]):
                 mark_left_to_checkpoint(each)
     except (RuntimeError, ValueError, KeyError):
-        setattr(runner, name, component)  # a hook replaced the one that was passed in
+        return theirs  # a hook replaced the one that was passed in
+    return mine

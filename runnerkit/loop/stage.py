@@ -95,7 +95,7 @@ class Stage(ProcessState):
         options = [options_of(each) for each in as_dict(runner.optimizer).values()]  # a schedule changes them
         self._make_scheduler(runner, hooks, bare)
         if run.given_hooks is None:  # not an evaluation
-            _check_trains(runner)
+            self._check_trains(runner)
         runner.callbacks = dict(call_hook(hooks.get_callbacks, stage=key))
         checks.check_callbacks(runner.callbacks, runner.loaders)
         if run.given_hooks is None:
@@ -161,18 +161,19 @@ class Stage(ProcessState):
         return copied
 
     def _make_loaders(self, runner: IRunner, hooks: Any) -> None:
-        loaders = checks.check_loaders(call_hook(hooks.get_loaders, stage=runner.stage_key))
-        checks.check_samplers(runner, loaders)
+        stage = runner.stage_key
+        loaders = checks.check_loaders(call_hook(hooks.get_loaders, stage=stage))
+        checks.check_samplers(loaders, runner.engine)
         if runner.epoch_steps is not None:
             from runnerkit.data.epoch_steps import EpochStepsLoaderWrapper  # late, as few runs need it
 
-            for key in (each for each in loaders if is_training(runner, each)):
+            for key in (each for each in loaders if is_training(each, stage)):
                 loaders[key] = EpochStepsLoaderWrapper(loaders[key], runner.epoch_steps)
         runner.loaders = {
-            key: runner.engine.prepare_loader(loader, key=key, training=is_training(runner, key), seed=runner.seed)
+            key: runner.engine.prepare_loader(loader, key=key, training=is_training(key, stage), seed=runner.seed)
             for key, loader in loaders.items()
         }
-        checks.check_shares(runner)
+        checks.check_shares(runner.loaders, runner.engine)
         self.num_steps = count_steps(runner, {runner.accumulation_steps})
 
     def _make_components(self, runner: IRunner, hooks: Any) -> dict[str, Any]:
@@ -196,7 +197,7 @@ class Stage(ProcessState):
         for optimizer in optimizers.values():
             engine.precision.watch(optimizer)
         self.evaluation_weights = EvaluationWeights(optimizers.values())
-        trains = any(is_training(runner, name) for name in runner.loaders)
+        trains = any(is_training(name, key) for name in runner.loaders)
         self.training_modes = {
             name: TrainingModes(each, engine.trained_module(each)) for name, each in models.items() if trains
         }
@@ -214,13 +215,19 @@ class Stage(ProcessState):
         _bind_schedulers(runner.scheduler, {id(each): optimizers[name] for name, each in bare.items()})
         self.schedule_counts_steps = self.schedule_counts_steps and runner.scheduler is not None
 
+    def _check_trains(self, runner: IRunner) -> None:
+        stage = runner.stage_key
+        words = checks.check_trains(runner.loaders, has_optimizer=runner.optimizer is not None, stage=stage)
+        if words is not None and runner.engine.is_main_process:
+            logger.warning("stage %r trains nothing: %s", stage, words)
+
     def _recount_steps(self, runner: IRunner) -> bool:
         """Tell the callbacks how many batches to accumulate; return whether the stage's steps are others with these."""
         steppers = optimizer_callbacks(runner.callbacks)
         clips = runner.gradient_clip is not None and not runner.steps_itself  # learn() clips
         knobs = {"gradient_clip": clips, "accumulation_steps": runner.accumulation_steps > 1}
         unused = [name for name, is_set in knobs.items() if is_set]
-        if unused and not steppers and any(is_training(runner, key) for key in runner.loaders):
+        if unused and not steppers and any(is_training(key, runner.stage_key) for key in runner.loaders):
             raise ValueError(
                 f"{unused[0]} acts on an OptimizerCallback, and the run has none: add OptimizerCallback and "
                 "BackwardCallback, or do it in handle_batch; learn() takes gradient_clip, with steps_itself = True"
@@ -235,18 +242,11 @@ class Stage(ProcessState):
         """Call ``on_experiment_start`` of the callbacks that earlier stages did not have."""
         known = self.known_callbacks
         new = [each for each in runner.callbacks.values() if not any(each is other for other in known)]
-        checks.warn_of_misspelt(runner, map(innermost, new))
-        for callback in active(runner, new):
+        checks.warn_of_misspelt(map(innermost, new), runner.engine)
+        for callback in active(new, runner.engine):
             known.append(callback)
             if runner.current_run.receives(callback, "on_experiment_start"):
                 callback.on_experiment_start(runner)
-
-
-def _check_trains(runner: IRunner) -> None:
-    stage = runner.stage_key
-    words = checks.check_trains(runner.loaders, has_optimizer=runner.optimizer is not None, stage=stage)
-    if words is not None and runner.engine.is_main_process:
-        logger.warning("stage %r trains nothing: %s", stage, words)
 
 
 def _bind_schedulers(schedulers: Any, prepared: dict[int, Any]) -> None:

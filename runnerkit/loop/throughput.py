@@ -31,14 +31,14 @@ class Throughput(ProcessState):
     def start(self, runner: IRunner) -> None:
         """Begin a pass over a training loader."""
         self._since_s, self._num_samples = time.perf_counter(), runner.sample_step
-        self._weight = runner.loader_pass.means.weight  # of the batches before an interruption
+        self._weight = runner.loader_pass.metrics.means.weight  # of the batches before an interruption
 
     def take(self, runner: IRunner) -> dict[str, Scalar]:
         """Return the throughput since the last call, as numbers or () tensors on the device."""
         now = time.perf_counter()
         seconds = max(now - self._since_s, 1e-9)
         rates: dict[str, Scalar] = {f"{_MARK}samples/s": (runner.sample_step - self._num_samples) / seconds}
-        weight = runner.loader_pass.means.weight
+        weight = runner.loader_pass.metrics.means.weight
         if runner.batch_weight is not None:
             rates[f"{_MARK}tokens/s"] = (weight - self._weight) * (runner.loader_pass.num_processes / seconds)
         self._since_s, self._num_samples, self._weight = now, runner.sample_step, weight

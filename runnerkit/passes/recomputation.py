@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from runnerkit.callback import CallbackOrder, ICallback, IMetricCallback, innermost
 from runnerkit.engine import IEngine
-from runnerkit.loop.loader_metrics import reduce_metrics
 from runnerkit.passes.scratch_runner import scratch_copy
 from runnerkit.sampling.feed import num_workers_of
 from runnerkit.seeding.generators import derive_seed, keep_rng, set_global_seed
@@ -55,7 +54,7 @@ def evaluate_on_one_rank(runner: IRunner, batches: Iterable[Batch], *, num_batch
         listeners.emit("on_loader_start", alone)
         for batch in batches:
             alone.current_run.run_batch(alone, alone.engine.to_device(batch))
-        reduce_metrics(alone)
+        alone.loader_pass.metrics.reduce(alone)
         listeners.emit("on_loader_end", alone)
     return {name: float(value) for name, value in alone.loader_metrics.items()}
 

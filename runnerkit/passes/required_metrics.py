@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from runnerkit.errors import UnknownKeyError, did_you_mean
-from runnerkit.loop.loader_pass import Pass, restoring_pass
+from runnerkit.loop.loader_pass import Pass
 from runnerkit.seeding.generators import keep_rng
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def check_required_metrics(runner: IRunner) -> None:
 def _evaluate_one_batch(runner: IRunner, loader_key: str) -> dict[str, float] | None:
     """Return the metrics, or None if a rank raised: training will raise the same error, with more context."""
     model, run = runner.model, runner.current_run
-    with restoring_pass(runner), run.position.trial(runner), run.logs.paused(runner), keep_rng(), torch.no_grad():
+    suspended = runner.loader_pass.suspended(runner)
+    with suspended, run.position.trial(runner), run.logs.paused(runner), keep_rng(), torch.no_grad():
         metrics = _evaluated(runner, loader_key)
     runner.model = model
     return metrics

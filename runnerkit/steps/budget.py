@@ -68,7 +68,7 @@ def ends_within_epoch(runner: IRunner) -> bool:
     """Return whether the stage has reached a limit in steps or samples while its training loader has batches left."""
     if not runner.current_run.stage.may_end_early or not is_over(runner):
         return False
-    is_last = runner.loader_key == last_training_loader(runner)
+    is_last = runner.loader_key == last_training_loader(runner.loaders)
     is_at_end = runner.loader_batch_step == runner.loader_batch_len and is_last
     # A limit in samples shortens the loader, so that its end may be the limit's.
     return not is_at_end or runner.current_run.stage.budget.num_samples is not None
@@ -87,7 +87,7 @@ def is_evaluated_next(runner: IRunner) -> bool:
     if ends_within_epoch(runner):
         return False
     is_at_end = runner.need_early_stop or runner.loader_batch_step == runner.loader_batch_len
-    return is_at_end and runner.loader_key == last_training_loader(runner)
+    return is_at_end and runner.loader_key == last_training_loader(runner.loaders)
 
 
 def is_epoch_left(runner: IRunner) -> bool:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from runnerkit.loop.loader_metrics import reduce_metrics
 from tests.callbacks.exact_metrics import CASES
 from tests.callbacks.stand_ins import make_runner
 from tests.ranks import Ranks
@@ -38,5 +37,5 @@ def run_ranks(
             for callback in callbacks.values():
                 callback.on_batch_end(runner)
             runner.loader_pass.means.update(runner.batch_metrics, runner.batch_size)
-    counts = ranks.call(*(lambda r=runner: reduce_metrics(r) for runner in runners))
+    counts = ranks.call(*(lambda r=runner: r.loader_pass.metrics.reduce(r) for runner in runners))
     return runners, counts, ranks.num_collectives

@@ -36,7 +36,7 @@ def make_runner(*, means: LoaderMeans | None = None, **attributes: Any) -> Any:
         means: sums of the batches that ran; by default there are none.
     """
     loader_pass = Pass()
-    loader_pass.means = means or loader_pass.means
+    loader_pass.metrics.means = means or loader_pass.means
     defaults = {
         "engine": CPUEngine(),
         "optimizer": None,

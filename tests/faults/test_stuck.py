@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from runnerkit import dl
 from runnerkit.engines.communicators.process_group import ProcessGroup
 from runnerkit.engines.launch import spawn
-from runnerkit.loop import experiment
+from runnerkit.loop import listeners
 from tests.free_port import free_port
 from tests.tiny import classification, loader, train
 
@@ -26,7 +26,7 @@ class HangsAfterAnError(dl.Callback):
         self.rank = rank
 
     def on_experiment_start(self, runner):
-        experiment.EXCEPTION_HOOKS_S = 1.0
+        listeners.EXCEPTION_HOOKS_S = 1.0
 
     def on_batch_end(self, runner):
         if runner.engine.rank == self.rank:

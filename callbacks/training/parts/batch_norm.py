@@ -10,7 +10,7 @@ from torch.optim.swa_utils import update_bn
 
 from runnerkit.callback import innermost
 from runnerkit.callbacks.training.batch_transform import BatchTransformCallback
-from runnerkit.loop.loader_pass import Pass, restoring_pass
+from runnerkit.loop.loader_pass import Pass
 from runnerkit.models.modes import Modes
 from runnerkit.sampling.sharding import start_epoch
 from runnerkit.seeding.generators import keep_rng
@@ -41,7 +41,7 @@ def renew_statistics(runner: IRunner, modules: Iterable[nn.Module], *, loader_ke
     Batches pass through BatchTransformCallbacks first, as in evaluation; no other callbacks are called.
     """
     forward = _Forward(runner, modules)
-    with restoring_pass(runner):
+    with runner.loader_pass.suspended(runner):
         Pass.enter(runner, loader_key)
         runner.is_train_loader = runner.is_valid_loader = runner.is_infer_loader = False
         runner.is_within_loader = True
