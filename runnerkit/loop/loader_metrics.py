@@ -13,7 +13,7 @@ from runnerkit.metrics.first_non_finite import FirstNonFinite, describe_first
 from runnerkit.metrics.means import LoaderMeans, means_of
 from runnerkit.metrics.reduction import PartialSums, SumsByOwner, reduce_sums
 from runnerkit.models.finite import non_finite_part
-from runnerkit.resume.run_state import modules_of
+from runnerkit.resume.run_weights import RunWeights
 from runnerkit.steps.diverged import advice
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def check_means(runner: IRunner) -> None:
         check_mean(runner, key)
     bad = next((key for key, value in runner.loader_metrics.items() if _is_bad(runner, key, value)), None)
     # The means are the same on all ranks, so that all enter: this gathers.
-    if bad is not None and any(runner.engine.gather_object(non_finite_part(modules_of(runner)))):
+    if bad is not None and any(runner.engine.gather_object(non_finite_part(RunWeights(runner).modules))):
         check_mean(runner, bad)
 
 

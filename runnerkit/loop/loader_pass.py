@@ -13,7 +13,6 @@ from runnerkit.metrics.means import LoaderMeans
 from runnerkit.sampling.feed import num_workers_of
 from runnerkit.sampling.sharding import batches_of, count_batches, gives_new_batches, is_length_sure, start_epoch
 from runnerkit.steps import learning
-from runnerkit.steps.budget import is_over, limit_pass
 from runnerkit.steps.gradient_step import GradientStep
 from runnerkit.support.device_move import copied
 from runnerkit.support.host_copy import as_number
@@ -78,7 +77,7 @@ class Pass(ProcessState):
         start_epoch(runner.loader, runner.epoch_step)
         current.num_skipped = runner.current_run.resume_point.enter_loader(runner)
         if runner.is_train_loader:
-            limit_pass(runner)
+            runner.current_run.stage.budget.limit_pass(runner)
         num_batches = count_batches(runner.loader)
         runner.loader_batch_len = num_batches + runner.loader_batch_step if num_batches is not None else None
         runner.is_within_loader = True
@@ -95,7 +94,7 @@ class Pass(ProcessState):
     def batches(self, runner: IRunner) -> Iterator[Batch]:
         """Yield the loader's batches on the device; an error while one is fetched counts as that batch's."""
         was_ended = runner.need_early_stop and self.num_skipped  # before the run was interrupted
-        if was_ended or (runner.is_train_loader and is_over(runner)):
+        if was_ended or (runner.is_train_loader and runner.current_run.stage.budget.is_over(runner)):
             runner.current_run.resume_point.restore_rng(runner)
             return
         if runner.is_train_loader:
