@@ -86,9 +86,8 @@ def check_mean(runner: IRunner, key: str) -> None:
     """
     mean = runner.loader_metrics.get(key)
     if mean is not None and _is_bad(runner, key, mean):
-        raise ValueError(
-            f"{key!r} became {mean} within epoch {runner.epoch_step} of loader {runner.loader_key!r}{advice(runner)}"
-        )
+        end = advice(runner.callbacks, gradient_clip=runner.gradient_clip)
+        raise ValueError(f"{key!r} became {mean} within epoch {runner.epoch_step} of loader {runner.loader_key!r}{end}")
 
 
 def _is_bad(runner: IRunner, key: str, mean: float) -> bool:

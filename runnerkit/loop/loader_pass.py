@@ -12,8 +12,8 @@ from runnerkit.loop.loader_metrics import check_means, new_means, reduce_metrics
 from runnerkit.metrics.means import LoaderMeans
 from runnerkit.sampling.feed import num_workers_of
 from runnerkit.sampling.sharding import batches_of, count_batches, gives_new_batches, is_length_sure, start_epoch
-from runnerkit.steps import learning
 from runnerkit.steps.gradient_step import GradientStep
+from runnerkit.steps.learning import OwnSteps
 from runnerkit.support.device_move import copied
 from runnerkit.support.host_copy import as_number
 from runnerkit.types import Batch, as_dict
@@ -37,6 +37,7 @@ class Pass(ProcessState):
         key: of the loader.
         means: the batch metrics of this process, kept as weighted sums until the loader ends.
         gradient_step: also ``runner.gradient_step``.
+        own_steps: those that ``handle_batch`` makes itself.
         ends_stage: whether the stage ends after this epoch; within a loader, `need_early_stop` concerns that loader.
         num_skipped: batches that ran before the run was interrupted.
         num_processes: among which the loader's data is divided.
@@ -48,6 +49,7 @@ class Pass(ProcessState):
         self.key = key
         self.means = LoaderMeans()
         self.gradient_step = gradient_step or GradientStep()
+        self.own_steps = OwnSteps()
         self.ends_stage = False
         self.num_skipped = 0
         self.num_processes = num_processes
@@ -152,9 +154,9 @@ class Pass(ProcessState):
             number = runner.loader_batch_step - 1 - self.num_skipped
             num_samples = step.begin_batch(runner, number=number) or num_samples
             if step.is_idle:
-                from runnerkit.steps.odd_batches import begin_idle_step  # late, as few runs need it
+                from runnerkit.steps.idle_step import IdleStep  # late, as few runs need it
 
-                begin_idle_step(runner, step)
+                step.idle = IdleStep(as_dict(runner.model).values())
         runner.loader_sample_step += num_samples
         if runner.is_train_loader:
             runner.current_run.position.count_batch(runner, num_samples)
@@ -167,16 +169,13 @@ class Pass(ProcessState):
             checks.check_order_is_used(runner)
             step.check(runner)
         if runner.is_train_loader and not step.has_steppers:
-            learning.finish_batch(runner)
-        if step.is_idle:
-            from runnerkit.steps.odd_batches import end_idle_step  # late, as few runs need it
-
-            end_idle_step(step)
+            self.own_steps.finish_batch(runner)
+        if step.idle is not None:
+            step.idle.end()
+            step.idle = None
         else:
             if step.own_size is not None and runner.batch_size != step.own_size:
-                from runnerkit.steps.odd_batches import warn_of_dropped_samples  # late, as few runs need it
-
-                warn_of_dropped_samples(runner, step)
+                step.warn_of_dropped_samples(runner)
             self.means.update(
                 runner.batch_metrics, runner.batch_size, weight=runner.batch_weight, batch_step=runner.loader_batch_step
             )
@@ -203,7 +202,7 @@ class Pass(ProcessState):
         if runner.is_train_loader:
             run.position.correct_samples(runner, surplus)
             check_means(runner)
-            learning.check_losses(runner)
+            self.own_steps.check_losses(runner)
         run.emit("on_loader_end", runner)
         if not runner.is_train_loader:
             for model in as_dict(run.stage.training_model).values():

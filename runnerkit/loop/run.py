@@ -109,8 +109,9 @@ class Run(ProcessState):
             self.position.start_epoch(runner)
         self.stage.enter_training()
         self.emit("on_epoch_start", runner)
+        budget = self.stage.budget
         for key in self.resume_point.loaders_left(runner):
-            is_done = self.stage.budget.is_over(runner) if is_training(runner, key) else self.position.is_validated(runner)
+            is_done = budget.is_over(runner) if is_training(runner, key) else self.position.is_validated(runner)
             if not is_done or self.resume_point.is_within_epoch:
                 self._run_pass(runner, key)
         self.position.end_epoch(runner)

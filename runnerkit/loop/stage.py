@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor, nn
 
-from runnerkit.callback import ICallback, innermost, optimizer_callbacks
+from runnerkit.callback import ICallback, ISchedulerCallback, innermost, optimizer_callbacks
 from runnerkit.loop import checks, parameter_checks
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.hooks import call_hook
@@ -150,6 +150,18 @@ class Stage(ProcessState):
         self.evaluation_weights.train()
         for modes in self.training_modes.values():
             modes.enter()
+
+    def has_schedule_of_steps(self, runner: IRunner) -> bool:
+        """Return whether the schedule may be for a number of steps: made in the run, and not only stepped per epoch.
+
+        The user's code may step what a hook made at any time; a function passed to ``train`` was told the number.
+        """
+        if not self.schedule_counts_steps:
+            return False
+        if runner.scheduler_interval == "manual":
+            return bool(self.made_schedulers)
+        steppers = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, ISchedulerCallback)]
+        return not steppers or not all(each.is_per_epoch for each in steppers)
 
     def of_copy(self) -> Self:
         """Return a stage for a copy of the runner: the same model, with listeners to be bound to the copy."""
