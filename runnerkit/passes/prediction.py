@@ -119,7 +119,7 @@ class Prediction:
         return path
 
     def of_process(self, runner: Predictor) -> Generator[Any, None, None]:
-        """Yield what :func:`predict` does, in the modes and with the generators of the prediction."""
+        """Yield this process's predictions, as :func:`predict`, which restores modes and generators in between."""
         engine = runner.engine
         engine.setup()
         set_global_seed(self.seed)
