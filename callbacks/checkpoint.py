@@ -25,11 +25,10 @@ from runnerkit.errors import UnknownKeyError
 from runnerkit.loop.loader_pass import is_training
 from runnerkit.metrics.renamed import current_name
 from runnerkit.models.finite import non_finite_part
-from runnerkit.resume import run_state
 from runnerkit.resume.loader_place import check_positions, knows_position
+from runnerkit.resume.run_weights import RunWeights
 from runnerkit.resume.scored_weights import ScoredWeights
 from runnerkit.resume.snapshot import Snapshot
-from runnerkit.steps.budget import ends_within_epoch, is_epoch_left
 from runnerkit.storage.remote.urls import local_path
 from runnerkit.support.arguments import check_integers, check_numbers, check_paths, check_strings
 from runnerkit.types import StateDict
@@ -196,14 +195,14 @@ class CheckpointCallback(ICheckpointCallback):
             often["valid_every_steps"] = runner.valid_every_steps
         reason = next((name for name, interval in often.items() if interval), None)
         if reason is not None and self.mode == "runner":
-            check_positions(runner, reason=reason)
+            check_positions(runner.loaders, reason=reason)
         self._saved_at, self._next_look = time.monotonic(), runner.batch_step + _CLOCK_BATCHES
         if self.resume_model is not None and runner.stage_key == next(iter(runner.stages)):
-            run_state.load_weights_from(runner, find_weights(self.resume_model, which="last"))
+            RunWeights(runner).load_from(find_weights(self.resume_model, which="last"))
 
     def on_loader_start(self, runner: IRunner) -> None:
-        source = runner.current_run.resume_point.source
-        if source is not None and runner.is_train_loader and ends_within_epoch(runner):
+        source, budget = runner.current_run.resume_point.source, runner.current_run.stage.budget
+        if source is not None and runner.is_train_loader and budget.ends_within_epoch(runner):
             # The limit was reached before this run: one with a higher limit continues at the same place.
             named = source.with_name(self._file(runner))  # not last.pth, which this run moves
             place = named if named.exists() else source
@@ -218,7 +217,8 @@ class CheckpointCallback(ICheckpointCallback):
 
     def on_step_end(self, runner: IRunner) -> None:
         stop = self._stop.after_step(runner) if self.mode == "runner" else None
-        ends_here = self.mode == "runner" and ends_within_epoch(runner)  # a run with a higher limit continues here
+        # A run with a higher limit continues here.
+        ends_here = self.mode == "runner" and runner.current_run.stage.budget.ends_within_epoch(runner)
         if ends_here and not knows_position(runner.loader):
             self._cut_at, ends_here = "", False
         self._is_due = self._is_due or stop is not None or self._is_time(runner) or ends_here
@@ -248,7 +248,7 @@ class CheckpointCallback(ICheckpointCallback):
 
     def on_epoch_end(self, runner: IRunner) -> None:
         stop = self._stop.after_epoch(runner) if self.mode == "runner" else None
-        is_last = runner.need_early_stop or not is_epoch_left(runner)
+        is_last = runner.need_early_stop or not runner.current_run.stage.budget.is_epoch_left(runner)
         why_not = ""
         if stop is not None or is_last or runner.stage_epoch_step % self.every_epochs == 0:
             why_not = self._save(runner, score=self._score(runner))
@@ -303,7 +303,7 @@ class CheckpointCallback(ICheckpointCallback):
     def _spoiled_part(self, runner: IRunner) -> str:
         """Describe weights that must not replace finite ones; an empty string if they may be saved."""
         engine = runner.engine
-        parts = engine.gather_object(non_finite_part(run_state.modules_of(runner)))
+        parts = engine.gather_object(non_finite_part(RunWeights(runner).modules))
         if not any(parts):
             self._has_finite = True
             return ""
@@ -364,12 +364,12 @@ class CheckpointCallback(ICheckpointCallback):
         # Every rank must enter: this broadcasts, because only rank zero is guaranteed to see the files.
         if engine.never_whole:
             if (place := engine.broadcast_object(place)) is not None:
-                run_state.load_weights_from(runner, self._store.local(*place))
+                RunWeights(runner).load_from(self._store.local(*place))
             return
         path = None if place is None else self._store.local(*place) if is_sharded else place[0]
         state = engine.broadcast_object(load_checkpoint(path) if path is not None else None)
         if state is not None:
-            run_state.load_model_state(runner, state.get("model_state_dict", state), source="the best checkpoint")
+            RunWeights(runner).load(state.get("model_state_dict", state), source="the best checkpoint")
 
     def _best(self, runner: IRunner) -> tuple[Path, str] | None:
         best = self._store.best(runner.stage_key)

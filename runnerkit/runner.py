@@ -22,7 +22,6 @@ from runnerkit.loop.loader_pass import Pass
 from runnerkit.loop.own_names import OwnAttribute, check_names
 from runnerkit.loop.run import Run
 from runnerkit.resume.overrides import Source
-from runnerkit.steps import learning
 from runnerkit.steps.budget import Budget
 from runnerkit.steps.schedulers import Interval
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, StateDict
@@ -254,7 +253,7 @@ class IRunner(IListener):
             clip: largest norm of the gradients, or a function of the list of parameters that is called before the step;
                 None is `gradient_clip`.
         """
-        learning.learn(self, loss, optimizer=optimizer, clip=clip)
+        self.loader_pass.own_steps.learn(self, loss, optimizer=optimizer, clip=clip)
 
     def load(
         self,

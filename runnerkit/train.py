@@ -18,8 +18,8 @@ from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.component_checks import check_components
 from runnerkit.loop.run import Run
 from runnerkit.passes.engine_in_use import borrow_engine
-from runnerkit.passes.evaluation import EvaluationHooks, evaluate
-from runnerkit.passes.prediction import Prediction, as_frame, stream, write
+from runnerkit.passes.evaluation import EvaluationHooks
+from runnerkit.passes.prediction import Prediction, as_frame
 from runnerkit.resume.overrides import Source
 from runnerkit.runner import IRunner
 from runnerkit.steps.budget import Budget
@@ -276,7 +276,7 @@ class Runner(IRunner):
         chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
         runner = self._for_inference(model, chosen, loads=resume is not None)
         as_rows = runner.engine.is_ddp
-        return stream(runner, Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=as_rows))
+        return Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=as_rows).stream(runner)
 
     @explain_calls()
     def predict_to(
@@ -313,7 +313,7 @@ class Runner(IRunner):
         chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
         runner = self._for_inference(model, chosen, loads=resume is not None)
         prediction = Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=True)
-        return write(runner, prediction, Path(as_url(path) or path))
+        return prediction.write(runner, Path(as_url(path) or path))
 
     def predict_frame(self, *, loader: Iterable[Any], index: Any = None, **kwargs: Any) -> pd.DataFrame:
         """Return the results of `predict_batch` as a pandas frame, one row per sample, in the loader's order.
@@ -330,11 +330,13 @@ class Runner(IRunner):
         """Return the runner that predicts: a copy within a run, whose model and engine stay, or for other processes."""
         check_components(model=model)
         own = model is None or model is self.model
-        with self.current_run.stage.evaluation_weights.evaluating():  # for a copy of the model
+        stage = self.current_run.stage
+        with stage.evaluation_weights.evaluating():  # for a copy of the model
             model, engine = borrow_engine(
-                self, model, engine, otherwise=lambda: self._own_engine or get_available_engine()
-            )
-        is_running = self.current_run.stage.training_model is not None or engine.in_use
+                model, engine, trained=stage.training_model, trained_by=self.engine,
+                otherwise=lambda: self._own_engine or get_available_engine(),
+            )  # fmt: skip
+        is_running = stage.training_model is not None or engine.in_use
         if loads and own and is_running:
             raise ValueError(
                 "resume= within a run would replace the weights in training: pass a model of its own, such as "
@@ -395,4 +397,4 @@ class Runner(IRunner):
         )  # fmt: skip
         with hooks.entered():
             self.valid_every_steps, self._seed, self._current_run = None, seed, Run(hooks)
-            return evaluate(self)
+            return hooks.evaluate()

@@ -473,7 +473,7 @@ def on_two_processes():
     """Return what rank zero warned of with batches that shrink, and without, and the learning rates of both ranks."""
     heard, handler = [], logging.Handler()
     handler.emit = lambda record: heard.append(record.getMessage())
-    logging.getLogger("runnerkit.steps.odd_batches").addHandler(handler)
+    logging.getLogger("runnerkit.steps.gradient_step").addHandler(handler)
     train_without_threes(2)
     warned = list(heard)
     train_without_threes(2, by_size)

@@ -14,7 +14,7 @@ from runnerkit.metrics.first_non_finite import FirstNonFinite, describe_first
 from runnerkit.metrics.means import LoaderMeans, means_of
 from runnerkit.metrics.reduction import PartialSums, SumsByOwner, reduce_sums
 from runnerkit.models.finite import non_finite_part
-from runnerkit.resume.run_state import modules_of
+from runnerkit.resume.run_weights import RunWeights
 from runnerkit.steps.diverged import advice
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class LoaderMetrics:
             self.check_mean(runner, key)
         bad = next((key for key, value in runner.loader_metrics.items() if self._is_bad(runner, key, value)), None)
         # The means are the same on all ranks, so that all enter: this gathers.
-        if bad is not None and any(runner.engine.gather_object(non_finite_part(modules_of(runner)))):
+        if bad is not None and any(runner.engine.gather_object(non_finite_part(RunWeights(runner).modules))):
             self.check_mean(runner, bad)
 
     def check_mean(self, runner: IRunner, key: str) -> None:
@@ -100,7 +100,8 @@ class LoaderMetrics:
         mean = runner.loader_metrics.get(key)
         if mean is not None and self._is_bad(runner, key, mean):
             place = f"epoch {runner.epoch_step} of loader {runner.loader_key!r}"
-            raise ValueError(f"{key!r} became {mean} within {place}{advice(runner)}")
+            end = advice(runner.callbacks, gradient_clip=runner.gradient_clip)
+            raise ValueError(f"{key!r} became {mean} within {place}{end}")
 
     def _is_bad(self, runner: IRunner, key: str, mean: float) -> bool:
         if key in self.weightless:

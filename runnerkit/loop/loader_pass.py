@@ -19,9 +19,8 @@ from runnerkit.sampling.sharding import (
     share_of,
     start_epoch,
 )
-from runnerkit.steps import learning
-from runnerkit.steps.budget import is_over, limit_pass
 from runnerkit.steps.gradient_step import GradientStep
+from runnerkit.steps.learning import OwnSteps
 from runnerkit.support.device_move import copied
 from runnerkit.support.host_copy import as_number
 from runnerkit.types import Batch, as_dict
@@ -45,6 +44,7 @@ class Pass(ProcessState):
         key: of the loader.
         metrics: sums of this process until the loader ends, then the values over all processes.
         gradient_step: also ``runner.gradient_step``.
+        own_steps: those that ``handle_batch`` makes itself.
         ends_stage: whether the stage ends after this epoch; within a loader, `need_early_stop` concerns that loader.
         num_skipped: batches that ran before the run was interrupted.
         num_processes: among which the loader's data is divided.
@@ -55,6 +55,7 @@ class Pass(ProcessState):
         self.key = key
         self.metrics = LoaderMetrics()
         self.gradient_step = gradient_step or GradientStep()
+        self.own_steps = OwnSteps()
         self.ends_stage = False
         self.num_skipped = 0
         self.num_processes = num_processes
@@ -87,7 +88,7 @@ class Pass(ProcessState):
         start_epoch(runner.loader, runner.epoch_step)
         current.num_skipped = runner.current_run.resume_point.enter_loader(runner)
         if runner.is_train_loader:
-            limit_pass(runner)
+            runner.current_run.stage.budget.limit_pass(runner)
         num_batches = count_batches(runner.loader)
         runner.loader_batch_len = num_batches + runner.loader_batch_step if num_batches is not None else None
         runner.is_within_loader = True
@@ -104,7 +105,7 @@ class Pass(ProcessState):
     def batches(self, runner: IRunner) -> Iterator[Batch]:
         """Yield the loader's batches on the device; an error while one is fetched counts as that batch's."""
         was_ended = runner.need_early_stop and self.num_skipped  # before the run was interrupted
-        if was_ended or (runner.is_train_loader and is_over(runner)):
+        if was_ended or (runner.is_train_loader and runner.current_run.stage.budget.is_over(runner)):
             runner.current_run.resume_point.restore_rng(runner)
             return
         key, stage = runner.loader_key, runner.current_run.stage
@@ -168,9 +169,9 @@ class Pass(ProcessState):
             number = runner.loader_batch_step - 1 - self.num_skipped
             num_samples = step.begin_batch(runner, number=number) or num_samples
             if step.is_idle:
-                from runnerkit.steps.odd_batches import begin_idle_step  # late, as few runs need it
+                from runnerkit.steps.idle_step import IdleStep  # late, as few runs need it
 
-                begin_idle_step(runner, step)
+                step.idle = IdleStep(as_dict(runner.model).values())
         runner.loader_sample_step += num_samples
         if runner.is_train_loader:
             runner.current_run.position.count_batch(runner, num_samples)
@@ -183,16 +184,13 @@ class Pass(ProcessState):
             checks.check_order_is_used(runner.loader, runner.engine, key=runner.loader_key)
             step.check(runner)
         if runner.is_train_loader and not step.has_steppers:
-            learning.finish_batch(runner)
-        if step.is_idle:
-            from runnerkit.steps.odd_batches import end_idle_step  # late, as few runs need it
-
-            end_idle_step(step)
+            self.own_steps.finish_batch(runner)
+        if step.idle is not None:
+            step.idle.end()
+            step.idle = None
         else:
             if step.own_size is not None and runner.batch_size != step.own_size:
-                from runnerkit.steps.odd_batches import warn_of_dropped_samples  # late, as few runs need it
-
-                warn_of_dropped_samples(runner, step)
+                step.warn_of_dropped_samples(runner)
             self.metrics.means.update(
                 runner.batch_metrics, runner.batch_size, weight=runner.batch_weight, batch_step=runner.loader_batch_step
             )
@@ -219,7 +217,7 @@ class Pass(ProcessState):
         if runner.is_train_loader:
             run.position.correct_samples(runner, surplus)
             self.metrics.check(runner)
-            learning.check_losses(runner)
+            self.own_steps.check_losses(runner)
         run.emit("on_loader_end", runner)
         if not runner.is_train_loader:
             for model in as_dict(run.stage.training_model).values():

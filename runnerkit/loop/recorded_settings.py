@@ -25,7 +25,7 @@ def recorded_settings(runner: IRunner) -> dict[str, Any]:
     Plain values without credentials, for ``environment.json``, where the engine, its precision and the seed have their
     own entries. A learning rate is the one before schedules.
     """
-    limits = vars(runner.current_run.stage.budget)
+    limits = vars(runner.current_run.stage.budget.given)
     knobs = {
         "accumulation_steps": runner.accumulation_steps,
         "gradient_clip": runner.gradient_clip,

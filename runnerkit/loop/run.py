@@ -25,7 +25,6 @@ from runnerkit.passes.required_metrics import check_required_metrics
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.sampling.sharding import share_of
 from runnerkit.seeding.generators import keep_rng, set_global_seed
-from runnerkit.steps.budget import is_evaluated_next, is_over
 from runnerkit.types import Batch
 
 if TYPE_CHECKING:
@@ -114,8 +113,9 @@ class Run(ProcessState):
             self.position.start_epoch(runner)
         self.stage.enter_training()
         self.emit("on_epoch_start", runner)
+        budget = self.stage.budget
         for key in self.resume_point.loaders_left(runner):
-            is_done = is_over(runner) if is_training(key, runner.stage_key) else self.position.is_validated(runner)
+            is_done = budget.is_over(runner) if is_training(key, runner.stage_key) else self.position.is_validated(runner)
             if not is_done or self.resume_point.is_within_epoch:
                 self._run_pass(runner, key)
         self.position.end_epoch(runner)
@@ -125,18 +125,18 @@ class Run(ProcessState):
 
     def _run_pass(self, runner: IRunner, key: str) -> None:
         current, stage = Pass.begin(runner, key), self.stage
-        step = current.gradient_step
+        step, budget = current.gradient_step, stage.budget
         with torch.set_grad_enabled(runner.is_train_loader):
             self.emit("on_loader_start", runner)
             for batch in current.batches(runner):
                 self.run_batch(runner, batch)
                 if runner.is_train_loader and step.stepped_at == runner.batch_step:
                     every = runner.valid_every_steps
-                    if every is not None and step.is_due(runner, every) and not is_evaluated_next(runner):
+                    if every is not None and step.is_due(runner, every) and not budget.is_evaluated_next(runner):
                         self._validate(runner)
                     for listener in stage.listeners["on_step_end"]:
                         listener(runner)
-                    if stage.may_end_early and is_over(runner):
+                    if budget.may_end_early and budget.is_over(runner):
                         runner.need_early_stop = True
                 if runner.need_early_stop:
                     break

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor, nn
 
-from runnerkit.callback import ICallback, innermost, optimizer_callbacks
+from runnerkit.callback import ICallback, ISchedulerCallback, innermost, optimizer_callbacks
 from runnerkit.loop import checks, parameter_checks
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.hooks import call_hook
@@ -19,7 +19,7 @@ from runnerkit.models.modes import TrainingModes
 from runnerkit.resume.overrides import options_of, put_options
 from runnerkit.seeding.generators import derive_seed, set_global_seed
 from runnerkit.steps import schedulers
-from runnerkit.steps.budget import Budget, all_accumulation_steps, budget_of, count_steps
+from runnerkit.steps.budget import StageBudget, accumulation_steps_of
 from runnerkit.steps.gradient_step import WeightUnits
 from runnerkit.steps.step_watch import StepWatch
 from runnerkit.support.torch_internals import inner_schedulers
@@ -43,7 +43,7 @@ class Stage(ProcessState):
         listeners: methods that act on events.
         known_callbacks: callbacks of this stage and of earlier ones that act in this process.
         step_watch: present until the first training loader of the stage has ended.
-        budget: when the stage ends; `may_end_early`, within an epoch.
+        budget: when the stage ends.
         num_steps: optimizer steps until then; None if the loaders do not tell.
         schedule_counts_steps: whether the schedule may be for that number: it was not made before the run.
         made_schedulers: keys of the schedulers that were made by functions of that number.
@@ -63,8 +63,7 @@ class Stage(ProcessState):
         self.listeners = Listeners()
         self.known_callbacks: list[ICallback] = []
         self.step_watch: StepWatch | None = None
-        self.budget = Budget(num_epochs=1)
-        self.may_end_early = False
+        self.budget = StageBudget(1)
         self.num_steps: int | None = None
         self.schedule_counts_steps = False
         self.made_schedulers: frozenset[str] = frozenset()
@@ -81,9 +80,8 @@ class Stage(ProcessState):
         hooks = run.hooks_of(runner)
         self.close(runner)
         runner.stage_key = key
-        self.budget = budget_of(call_hook(hooks.get_stage_len, stage=key))
-        runner.stage_epoch_len = self.budget.num_epochs
-        self.may_end_early = self.budget.limits != ["num_epochs"]
+        self.budget = StageBudget(call_hook(hooks.get_stage_len, stage=key))
+        runner.stage_epoch_len = self.budget.given.num_epochs
         run.position.start_stage(runner)
         runner.need_early_stop = False
         self.weight_units = WeightUnits()
@@ -153,6 +151,18 @@ class Stage(ProcessState):
         for modes in self.training_modes.values():
             modes.enter()
 
+    def has_schedule_of_steps(self, runner: IRunner) -> bool:
+        """Return whether the schedule may be for a number of steps: made in the run, and not only stepped per epoch.
+
+        The user's code may step what a hook made at any time; a function passed to ``train`` was told the number.
+        """
+        if not self.schedule_counts_steps:
+            return False
+        if runner.scheduler_interval == "manual":
+            return bool(self.made_schedulers)
+        steppers = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, ISchedulerCallback)]
+        return not steppers or not all(each.is_per_epoch for each in steppers)
+
     def of_copy(self) -> Self:
         """Return a stage for a copy of the runner: the same model, with listeners to be bound to the copy."""
         copied = type(self)()
@@ -174,7 +184,7 @@ class Stage(ProcessState):
             for key, loader in loaders.items()
         }
         checks.check_shares(runner.loaders, runner.engine)
-        self.num_steps = count_steps(runner, {runner.accumulation_steps})
+        self.num_steps = self.budget.count_steps(runner, {runner.accumulation_steps})
 
     def _make_components(self, runner: IRunner, hooks: Any) -> dict[str, Any]:
         """Make all but the scheduler; return the optimizers as the hook made them."""
@@ -235,7 +245,8 @@ class Stage(ProcessState):
         for each in steppers:
             own = each.own_accumulation_steps
             each.accumulation_steps = own if own > 1 else runner.accumulation_steps
-        before, self.num_steps = self.num_steps, count_steps(runner, all_accumulation_steps(runner))
+        before, paces = self.num_steps, accumulation_steps_of(runner.callbacks)
+        self.num_steps = self.budget.count_steps(runner, paces)
         return before != self.num_steps
 
     def _start_callbacks(self, runner: IRunner) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -14,29 +14,31 @@ from runnerkit.engine import IEngine
 from runnerkit.support.torch_internals import is_dtensor
 from runnerkit.types import Model, as_dict, like
 
-if TYPE_CHECKING:
-    from runnerkit.callback import IRunner
-
 T = TypeVar("T")
 
 
 def borrow_engine(
-    runner: IRunner, model: Model | None, engine: IEngine | None, *, otherwise: Callable[[], IEngine]
+    model: Model | None,
+    engine: IEngine | None,
+    *,
+    trained: Model | None,
+    trained_by: IEngine,
+    otherwise: Callable[[], IEngine],
 ) -> tuple[Model | None, IEngine]:
     """Return the model and the engine for a pass that may be made within a run under way.
 
     Args:
-        model, engine: what the caller asks for; None takes those of the runner's run, if it is under way.
+        model, engine: what the caller asks for; None takes those of the run, if it is under way.
+        trained: the run's model as its engine `trained_by` prepared it; None if no run is under way.
         otherwise: returns the engine if there is neither.
     Returns:
         An engine that a run uses as one that is not opened or closed: its processes, device and precision. A model that
         one engine trains as a copy for another engine, which may move it.
     """
-    trained = runner.current_run.stage.training_model
     if engine is None:
-        engine = runner.engine if trained is not None else otherwise()
+        engine = trained_by if trained is not None else otherwise()
     if model is None and trained is not None:
-        model = trained if engine is runner.engine else _copied(trained, runner.engine)
+        model = trained if engine is trained_by else _copied(trained, trained_by)
     if engine.in_use:
         engine = cast(IEngine, _EngineInUse(engine, [*as_dict(trained).values()]))
     return model, engine

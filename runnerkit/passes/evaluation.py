@@ -28,7 +28,7 @@ from runnerkit.loop.checks import check_one_loader
 from runnerkit.loop.hooks import call_hook
 from runnerkit.metrics.renamed import NamedMetrics
 from runnerkit.passes.engine_in_use import borrow_engine
-from runnerkit.passes.restored_state import restoring_attributes, restoring_rng_and_modes
+from runnerkit.passes.restored_state import modules_in, restoring_attributes, restoring_rng_and_modes
 from runnerkit.passes.scratch_runner import scratch_copy
 from runnerkit.types import Criterion, Metrics, Model
 
@@ -39,17 +39,6 @@ logger = logging.getLogger(__name__)
 
 # Events that callbacks of a run under way get from an evaluation within it.
 _LOADER_EVENTS = ("on_loader_start", "on_batch_start", "on_batch_end", "on_loader_end")
-
-
-def evaluate(runner: IRunner) -> Metrics:
-    """Run `runner`, whose hooks are :class:`EvaluationHooks`, and return its loader's metrics."""
-    metrics = NamedMetrics(runner.run().loader_metrics)
-    if not metrics and runner.engine.is_main_process:
-        logger.warning(
-            "evaluate_loader found no metrics: there is no criterion, no callback computes any, and handle_batch sets "
-            "none; pass criterion=, or for example callbacks=[AccuracyCallback('logits', 'targets')]"
-        )
-    return metrics
 
 
 class EvaluationHooks(ProcessState):
@@ -100,13 +89,14 @@ class EvaluationHooks(ProcessState):
         """
         runner = self.runner
         # Not on a copy: bound methods and callbacks that the user kept refer to this runner.
-        weights = runner.current_run.stage.evaluation_weights
+        stage = runner.current_run.stage
+        modules = modules_in([*vars(runner).values(), stage.training_model, self.model, self.criterion])
         with (
             restoring_attributes(runner),
-            restoring_rng_and_modes(runner, self.model, self.criterion),
-            weights.evaluating(),
+            restoring_rng_and_modes(modules),
+            stage.evaluation_weights.evaluating(),
         ):
-            if runner.current_run.stage.training_model is not None:
+            if stage.training_model is not None:
                 callers = _callers([runner, *runner.callbacks.values()])
                 self._is_called_by_runner = any(each is runner for each in callers)
                 others = {
@@ -114,11 +104,24 @@ class EvaluationHooks(ProcessState):
                 }
                 self._of_run = others | _with_separate_state(others, runner)
                 self.criterion = self.criterion if self.criterion is not None else runner.criterion
-            self.model, self.engine = borrow_engine(runner, self.model, self.engine, otherwise=runner.get_engine)
+            self.model, self.engine = borrow_engine(
+                self.model, self.engine, trained=stage.training_model, trained_by=runner.engine,
+                otherwise=runner.get_engine,
+            )  # fmt: skip
             # Other processes send back the weights of what they evaluated.
             runner.model = self.model if self.model is not None else runner.model
             runner.criterion = self.criterion if self.criterion is not None else runner.criterion
             yield
+
+    def evaluate(self) -> Metrics:
+        """Run the runner, whose run has these hooks, and return the loader's metrics."""
+        metrics = NamedMetrics(self.runner.run().loader_metrics)
+        if not metrics and self.runner.engine.is_main_process:
+            logger.warning(
+                "evaluate_loader found no metrics: there is no criterion, no callback computes any, and handle_batch "
+                "sets none; pass criterion=, or for example callbacks=[AccuracyCallback('logits', 'targets')]"
+            )
+        return metrics
 
     def receives(self, listener: IListener, event: str) -> bool:
         """Return whether a listener gets an event of the evaluation.

@@ -56,7 +56,7 @@ class Predictor(Protocol):
 
 @dataclass
 class Prediction:
-    """The input of an inference run.
+    """An inference run: its input, and how the processes share it. The runner is passed in.
 
     Attributes:
         loader: not sharded; the engine gives each process its share.
@@ -102,29 +102,96 @@ class Prediction:
             share.drop_last = False
         return loader
 
+    def stream(self, runner: Predictor) -> Iterator[Any]:
+        """Yield the predictions of the engine's processes in each calling process."""
+        by_batches = self.check(runner.engine)
+        return self._stream(runner, by_batches=by_batches)
 
-def stream(runner: Predictor, prediction: Prediction) -> Iterator[Any]:
-    """Yield the predictions of the engine's processes in each calling process."""
-    by_batches = prediction.check(runner.engine)
-    return _stream(runner, prediction, by_batches=by_batches)
+    def _stream(self, runner: Predictor, *, by_batches: bool) -> Iterator[Any]:
+        with closing(runner.engine.stream(partial(predict, runner, prediction=self))) as rounds:
+            yield from in_order(rounds, by_batches=by_batches, every=runner.engine.tensor_parallel)
+
+    def write(self, runner: Predictor, path: Path) -> Path:
+        """Write predictions to a file, or a URL, from the engine's rank zero; return `path`."""
+        check_path(path)
+        by_batches = self.check(runner.engine)
+        runner.engine.launch(partial(write_share, runner, prediction=self, path=path, by_batches=by_batches))
+        return path
+
+    def of_process(self, runner: Predictor) -> Generator[Any, None, None]:
+        """Yield this process's predictions, as :func:`predict`, which restores modes and generators in between."""
+        engine = runner.engine
+        engine.setup()
+        set_global_seed(self.seed)
+        loader = self.share(engine)
+        if engine.is_main_process:
+            _warn_about_gaps(self.loader, share_of(loader))
+            _warn_of_shuffling(self.loader)
+        model = runner.model
+        models = {key: engine.prepare_model(each) for key, each in as_dict(model).items()}
+        if self.resume is not None:
+            load_weights(like(model, models), find_checkpoint(self.resume))
+        models, _ = engine.prepare(models, {})
+        if rank := engine.data_parallel.rank:
+            set_global_seed(derive_seed(self.seed, "rank", rank))
+        # The evaluation model does not wait for processes that ran out of batches.
+        runner.model = like(model, {key: engine.evaluation_model(each).eval() for key, each in models.items()})
+        try:
+            yield from self._batches(runner, loader)
+        finally:  # no collectives, as the generator may be closed early; the weights did not change
+            if engine.in_use:
+                for each in models.values():
+                    engine.training_model(each)
+            else:
+                engine.precision.release()
+                runner.model = like(model, {key: engine.unwrap(each) for key, each in models.items()})
+
+    def _batches(self, runner: Predictor, loader: Any) -> Iterator[Any]:
+        engine = runner.engine
+        if num_workers_of(loader):
+            engine.settle()
+        for number, batch in enumerate(batches_of(loader), start=1):
+            try:
+                with torch.no_grad(), engine.autocast():  # not around the yield: the caller has its own gradient mode
+                    made = runner.predict_batch(engine.to_device(batch), **self.arguments)
+                if self.as_rows:
+                    made = to_cpu_rows(made, batch, num_samples=_num_samples(share_of(loader), number))
+            except Exception as error:
+                error.add_note(f"in batch {number} of loader {PREDICT!r}, rank {engine.rank}")
+                raise
+            yield made
 
 
-def _stream(runner: Predictor, prediction: Prediction, *, by_batches: bool) -> Iterator[Any]:
-    with closing(runner.engine.stream(partial(predict, runner, prediction=prediction))) as rounds:
-        yield from in_order(rounds, by_batches=by_batches, every=runner.engine.tensor_parallel)
+# What the processes of an engine run: functions with named arguments, of which an error names what cannot be sent.
 
 
-def write(runner: Predictor, prediction: Prediction, path: Path) -> Path:
-    """Write predictions to a file, or a URL, from the engine's rank zero; return `path`."""
-    check_path(path)
-    by_batches = prediction.check(runner.engine)
-    job = partial(write_share, runner, prediction=prediction, path=path, by_batches=by_batches)
-    runner.engine.launch(job)
-    return path
+def predict(runner: Predictor, prediction: Prediction) -> Generator[Any, None, None]:
+    """Yield the result of `predict_batch` for each batch of this process's share; every rank must consume all.
+
+    Between batches the generators of this process, and the modes of the runner's modules, are those of the caller.
+    """
+    if runner.model is None:
+        runner.model = call_hook(runner.get_model, stage="infer")
+    weights = runner.current_run.stage.evaluation_weights
+    return isolated(prediction.of_process(runner), modules_in(vars(runner).values()), weights)
+
+
+def write_share(runner: Predictor, prediction: Prediction, path: Path, *, by_batches: bool) -> None:
+    """Write the predictions of all processes to one file, on rank zero; every rank must call."""
+    engine = runner.engine
+    with closing(engine.gather_rounds(predict(runner, prediction))) as rounds:
+        first = list(islice(rounds, 1))  # sets up the engine, after which the rank is known
+        if engine.is_main_process:
+            with written(path) as local, prediction_file(local) as write_rows:
+                for made in in_order(chain(first, rounds), by_batches=by_batches, every=engine.tensor_parallel):
+                    write_rows(made)
+        else:
+            deque(rounds, maxlen=0)
+    engine.barrier()  # the file exists when any rank returns
 
 
 def as_frame(predictions: Iterator[Any], loader: Any, *, index: Any) -> pd.DataFrame:
-    """Collect the results of :func:`stream` in a frame.
+    """Collect the results of :meth:`Prediction.stream` in a frame.
 
     Raises:
         ValueError: `index` cannot label the rows, because the loader shuffles or has another number of samples.
@@ -148,64 +215,6 @@ def in_order(rounds: Iterable[list[Any]], *, by_batches: bool, every: int = 1) -
     """
     for made in rounds:
         yield from made[::every] if by_batches else [interleave(made[::every])]
-
-
-def _model_of(runner: Predictor) -> Any:
-    return runner.model if runner.model is not None else call_hook(runner.get_model, stage="infer")
-
-
-def predict(runner: Predictor, prediction: Prediction) -> Generator[Any, None, None]:
-    """Yield the result of `predict_batch` for each batch of this process's share; every rank must consume all.
-
-    Between batches the generators of this process, and the modes of the runner's modules, are those of the caller.
-    """
-    runner.model = _model_of(runner)
-    weights = runner.current_run.stage.evaluation_weights
-    return isolated(_predict(runner, prediction), modules_in(vars(runner).values()), weights)
-
-
-def _predict(runner: Predictor, prediction: Prediction) -> Generator[Any, None, None]:
-    engine = runner.engine
-    engine.setup()
-    set_global_seed(prediction.seed)
-    loader = prediction.share(engine)
-    if engine.is_main_process:
-        _warn_about_gaps(prediction.loader, share_of(loader))
-        _warn_of_shuffling(prediction.loader)
-    model = runner.model
-    models = {key: engine.prepare_model(each) for key, each in as_dict(model).items()}
-    if prediction.resume is not None:
-        load_weights(like(model, models), find_checkpoint(prediction.resume))
-    models, _ = engine.prepare(models, {})
-    if rank := engine.data_parallel.rank:
-        set_global_seed(derive_seed(prediction.seed, "rank", rank))
-    # The evaluation model does not wait for processes that ran out of batches.
-    runner.model = like(model, {key: engine.evaluation_model(each).eval() for key, each in models.items()})
-    try:
-        yield from _batches(runner, loader, prediction)
-    finally:  # no collectives, as the generator may be closed early; the weights did not change
-        if engine.in_use:
-            for each in models.values():
-                engine.training_model(each)
-        else:
-            engine.precision.release()
-            runner.model = like(model, {key: engine.unwrap(each) for key, each in models.items()})
-
-
-def _batches(runner: Predictor, loader: Any, prediction: Prediction) -> Iterator[Any]:
-    engine = runner.engine
-    if num_workers_of(loader):
-        engine.settle()
-    for number, batch in enumerate(batches_of(loader), start=1):
-        try:
-            with torch.no_grad(), engine.autocast():  # not around the yield: the caller has its own gradient mode
-                made = runner.predict_batch(engine.to_device(batch), **prediction.arguments)
-            if prediction.as_rows:
-                made = to_cpu_rows(made, batch, num_samples=_num_samples(share_of(loader), number))
-        except Exception as error:
-            error.add_note(f"in batch {number} of loader {PREDICT!r}, rank {engine.rank}")
-            raise
-        yield made
 
 
 def _warn_about_gaps(loader: Any, share: LoaderShare) -> None:
@@ -242,17 +251,3 @@ def _num_samples(share: LoaderShare, number: int) -> int | None:
         return None
     left = len(share.order) - (number - 1) * share.stride  # of all processes, including this batch
     return len(range(share.rank, min(left, share.stride), share.world_size))
-
-
-def write_share(runner: Predictor, prediction: Prediction, path: Path, *, by_batches: bool) -> None:
-    """Write the predictions of all processes to one file, on rank zero; every rank must call."""
-    engine = runner.engine
-    with closing(engine.gather_rounds(predict(runner, prediction))) as rounds:
-        first = list(islice(rounds, 1))  # sets up the engine, after which the rank is known
-        if engine.is_main_process:
-            with written(path) as local, prediction_file(local) as write_rows:
-                for made in in_order(chain(first, rounds), by_batches=by_batches, every=engine.tensor_parallel):
-                    write_rows(made)
-        else:
-            deque(rounds, maxlen=0)
-    engine.barrier()  # the file exists when any rank returns

@@ -35,41 +35,47 @@ def check_required_metrics(runner: IRunner) -> None:
     for reader, (loader_key, metric_key) in requires:
         if metric_key in provided or loader_key.startswith("train"):
             continue
-        metrics = _evaluate_one_batch(runner, loader_key)
+        metrics = _TrialBatch(runner, loader_key).metrics()
         if metrics is not None and metric_key not in metrics:
             found = f"{reader} reads metric {metric_key!r} of loader {loader_key!r}, which has {sorted(metrics)}"
             raise UnknownKeyError(found + did_you_mean(metric_key, metrics))
 
 
-def _evaluate_one_batch(runner: IRunner, loader_key: str) -> dict[str, float] | None:
-    """Return the metrics, or None if a rank raised: training will raise the same error, with more context."""
-    model, run = runner.model, runner.current_run
-    suspended = runner.loader_pass.suspended(runner)
-    with suspended, run.position.trial(runner), run.logs.paused(runner), keep_rng(), torch.no_grad():
-        metrics = _evaluated(runner, loader_key)
-    runner.model = model
-    return metrics
+class _TrialBatch:
+    """One batch of an evaluation loader before training, after which the runner is as before."""
 
+    def __init__(self, runner: IRunner, loader_key: str) -> None:
+        self.runner, self.loader_key = runner, loader_key
 
-def _evaluated(runner: IRunner, loader_key: str) -> dict[str, float] | None:
-    error = _error_of(partial(_run_one_batch, runner, loader_key))
-    if any(runner.engine.gather_object(error is not None)):  # otherwise one rank would train while others wait
-        return None
-    unreduced = runner.loader_metrics
-    error = _error_of(partial(runner.loader_pass.finish, runner))
-    if error is not None and runner.engine.num_processes > 1 and runner.loader_metrics is unreduced:
-        raise error  # the other ranks wait in the reduction
-    if any(runner.engine.gather_object(error is not None)):
-        return None
-    return runner.epoch_metrics[loader_key]
+    def metrics(self) -> dict[str, float] | None:
+        """Return its metrics, or None if a rank raised: training will raise the same error, with more context."""
+        runner, run, model = self.runner, self.runner.current_run, self.runner.model
+        suspended = runner.loader_pass.suspended(runner)
+        with suspended, run.position.trial(runner), run.logs.paused(runner), keep_rng(), torch.no_grad():
+            metrics = self._evaluated()
+        runner.model = model
+        return metrics
 
+    def _evaluated(self) -> dict[str, float] | None:
+        runner = self.runner
+        error = _error_of(self._run)
+        if any(runner.engine.gather_object(error is not None)):  # otherwise one rank would train while others wait
+            return None
+        unreduced = runner.loader_metrics
+        error = _error_of(partial(runner.loader_pass.finish, runner))
+        if error is not None and runner.engine.num_processes > 1 and runner.loader_metrics is unreduced:
+            raise error  # the other ranks wait in the reduction
+        if any(runner.engine.gather_object(error is not None)):
+            return None
+        return runner.epoch_metrics[self.loader_key]
 
-def _run_one_batch(runner: IRunner, loader_key: str) -> None:
-    current, run = Pass.begin(runner, loader_key), runner.current_run
-    run.emit("on_loader_start", runner)
-    for batch in current.batches(runner):
-        run.run_batch(runner, batch)
-        break
+    def _run(self) -> None:
+        runner, run = self.runner, self.runner.current_run
+        current = Pass.begin(runner, self.loader_key)
+        run.emit("on_loader_start", runner)
+        for batch in current.batches(runner):
+            run.run_batch(runner, batch)
+            break
 
 
 def _error_of(part: Callable[[], None]) -> Exception | None:

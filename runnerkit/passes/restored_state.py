@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 @contextmanager
-def restoring_rng_and_modes(runner: IRunner, *others: Any) -> Iterator[None]:
-    """Restore every generator, and the modes of the runner's modules and of `others`, after the body or its error."""
-    modes = Modes(modules_in([*vars(runner).values(), runner.current_run.stage.training_model, *others]))
+def restoring_rng_and_modes(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Restore every generator, and the modes of `modules`, after the body or its error."""
+    modes = Modes(modules)
     try:
         with keep_rng():
             yield

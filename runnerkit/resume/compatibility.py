@@ -21,7 +21,6 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from runnerkit.checkpoints.weights import listed
 from runnerkit.sampling.orders import check_order
 from runnerkit.sampling.sharding import share_of
-from runnerkit.steps.budget import is_epoch_left
 from runnerkit.support.plain_values import flat, plain
 from runnerkit.support.redaction import redacted
 from runnerkit.support.torch_internals import inner_schedulers
@@ -58,31 +57,30 @@ def check_format(state: Any, path: Path) -> None:
         )
 
 
-def check_place(runner: IRunner, state: StateDict, path: Path) -> None:
-    """Raise if the checkpoint belongs to a stage that the runner does not have.
+def check_place(state: StateDict, path: Path, *, stages: list[str]) -> None:
+    """Raise if the checkpoint belongs to a stage that is not one of the runner's `stages`.
 
     Raises:
         ValueError: with the runner's stages.
     """
-    stages = list(runner.current_run.hooks_of(runner).stages)
     if state["stage_key"] not in stages:
         raise ValueError(f"{path} is of stage {state['stage_key']!r}; the runner has the stages {stages}")
 
 
-def check_loader(runner: IRunner, within: StateDict | None, source: str) -> None:
+def check_loader(within: StateDict | None, loaders: Mapping[str, Any], source: str) -> None:
     """Raise if the checkpoint was saved within a loader that the run does not have.
 
     Raises:
         ValueError: with the run's loaders.
     """
-    if within is not None and within["key"] not in runner.loaders:
+    if within is not None and within["key"] not in loaders:
         raise ValueError(
-            f"{source} was saved within loader {within['key']!r}; the run has the loaders {sorted(runner.loaders)}: "
+            f"{source} was saved within loader {within['key']!r}; the run has the loaders {sorted(loaders)}: "
             "name it as before, or resume from the end of an epoch"
         )
 
 
-def check_orders(runner: IRunner, state: StateDict, source: str) -> None:
+def check_orders(state: StateDict, loaders: Mapping[str, Any], source: str) -> None:
     """Raise if a loader would continue in the middle of another order than that of the interrupted pass.
 
     Raises:
@@ -90,9 +88,9 @@ def check_orders(runner: IRunner, state: StateDict, source: str) -> None:
     """
     within = state["within"]
     if within is not None:
-        check_order(within["key"], within.get("order"), share_of(runner.loaders[within["key"]]).described(), source)
+        check_order(within["key"], within.get("order"), share_of(loaders[within["key"]]).described(), source)
     for key, position in state.get("streams", {}).items():
-        share, saved = share_of(runner.loaders.get(key)), state.get("stream_orders", {}).get(key)
+        share, saved = share_of(loaders.get(key)), state.get("stream_orders", {}).get(key)
         now = share.described()
         if not share.continues or position["pass"] == 0 or saved is None or now is None:
             continue  # absent before 0.2
@@ -177,33 +175,30 @@ def check_optimizer_state(saved: StateDict, optimizer: Any, source: str, *, was:
 
 def settings_of(runner: IRunner) -> dict[str, Any]:
     """Collect by name the settings of a run that may change between two starts, as plain values."""
-    return dict(_settings(runner))
-
-
-def _settings(runner: IRunner) -> Iterator[tuple[str, Any]]:
-    yield from flat(plain(redacted(runner.hparams)), "hparams")
-    yield "seed", runner.seed
-    yield "valid_every_steps", runner.valid_every_steps
-    yield "precision", type(runner.engine.precision).__name__
+    settings: dict[str, Any] = dict(flat(plain(redacted(runner.hparams)), "hparams"))
+    settings["seed"] = runner.seed
+    settings["valid_every_steps"] = runner.valid_every_steps
+    settings["precision"] = type(runner.engine.precision).__name__
     if runner.engine.device.type == "cpu":
         # It affects the rounding of sums. The name has the number of processes, a change of which warns elsewhere.
         name = f"torch.get_num_threads() in {runner.engine.num_processes} process(es)"
-        yield name, torch.get_num_threads()
+        settings[name] = torch.get_num_threads()
     for key, loader in runner.loaders.items():
-        yield f"batch_size of {key}", plain(getattr(loader, "batch_size", None))
-    for name, scheduler in _schedulers(runner):
-        yield name, None if scheduler is None else type(scheduler).__name__
-        yield from ((f"{name}.{key}", plain(value)) for key, value in _arguments(scheduler).items())
+        settings[f"batch_size of {key}"] = plain(getattr(loader, "batch_size", None))
+    for name, scheduler in _by_name(runner.scheduler):
+        settings[name] = None if scheduler is None else type(scheduler).__name__
+        settings |= {f"{name}.{key}": plain(value) for key, value in _arguments(scheduler).items()}
     for key, optimizer in as_dict(runner.optimizer).items():
         name = f"optimizer {key}".strip()
-        yield name, type(optimizer).__name__
+        settings[name] = type(optimizer).__name__
         # The defaults, because some options of the groups change during the run.
-        yield from flat(plain(getattr(optimizer, "defaults", {})), name)
+        settings |= flat(plain(getattr(optimizer, "defaults", {})), name)
+    return settings
 
 
-def _schedulers(runner: IRunner) -> Iterator[tuple[str, Any]]:
+def _by_name(schedulers: Any) -> Iterator[tuple[str, Any]]:
     """Yield schedulers by name, each followed by those inside it."""
-    found = [(f"scheduler {key}".strip(), each) for key, each in as_dict(runner.scheduler).items()]
+    found = [(f"scheduler {key}".strip(), each) for key, each in as_dict(schedulers).items()]
     while found:
         name, scheduler = found.pop(0)
         yield name, scheduler
@@ -257,22 +252,23 @@ def warn_of_changes(
         logger.warning("%s was saved with other settings; the run continues %s", source, "; and ".join(parts))
 
 
-def check_one_cycle(runner: IRunner, passed: Mapping[str, Any], source: str) -> None:
+def check_one_cycle(
+    schedulers: Any, passed: Mapping[str, Any], source: str, *, next_epoch: int, num_epochs: int | None
+) -> None:
     """Raise if training would exceed a one-cycle schedule, at whose end torch raises in the middle of an epoch.
 
     Args:
         passed: the settings of the run before it loaded the checkpoint.
+        next_epoch, num_epochs: of the stage, which has an epoch left.
     Raises:
         ValueError: with the steps of both.
     """
-    has_epoch_left = is_epoch_left(runner)
-    for name, scheduler in _schedulers(runner):
+    for name, scheduler in _by_name(schedulers):
         if not isinstance(scheduler, OneCycleLR):
             continue
         total, wanted = scheduler.total_steps, passed[f"{name}.total_steps"]
-        if has_epoch_left and (wanted > total or scheduler.last_epoch >= total):
-            last = "the last" if runner.stage_epoch_len is None else runner.stage_epoch_len
-            left = f"epochs {runner.stage_epoch_step + 1} to {last} are left"
+        if wanted > total or scheduler.last_epoch >= total:
+            left = f"epochs {next_epoch} to {'the last' if num_epochs is None else num_epochs} are left"
             raise ValueError(
                 f"{source} has taken {scheduler.last_epoch} of the {total} steps of its one-cycle schedule, which "
                 f"cannot be extended: {name}.total_steps is {total}, {wanted} was passed, and {left}. Train to the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
@@ -110,7 +111,7 @@ def knows_position(loader: Any) -> bool:
     return share.has_position and share.is_used
 
 
-def check_positions(runner: IRunner, *, reason: str) -> None:
+def check_positions(loaders: Mapping[str, Any], *, reason: str) -> None:
     """Raise if the position within an epoch of a training loader cannot be saved.
 
     Args:
@@ -118,7 +119,7 @@ def check_positions(runner: IRunner, *, reason: str) -> None:
     Raises:
         TypeError: with the loader's key.
     """
-    for key, loader in runner.loaders.items():
+    for key, loader in loaders.items():
         if key.startswith("train") and not share_of(loader).has_position:
             raise TypeError(
                 f"loader {key!r} cannot save its position in the middle of an epoch; leave out {reason} to save at the "

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -12,37 +12,25 @@ from runnerkit.callback import ICallback, innermost
 from runnerkit.checkpoints.weights import listed
 from runnerkit.types import StateDict, as_dict, groups_of
 
-if TYPE_CHECKING:
-    from runnerkit.callback import IRunner
-
 logger = logging.getLogger(__name__)
 
 Names = list[list[str]]  # of the parameters in each group of an optimizer; "" if they belong to no module
 
 
-def parameter_names(runner: IRunner, models: Mapping[str, nn.Module]) -> dict[str, Names]:
+def parameter_names(optimizers: Any, parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Names]:
     """Return the names of each optimizer's parameters, by its key.
 
     Args:
-        models: those that train, as the engine prepared them, by key.
+        parameters: all that train with their names, a tied one under each of them.
     """
     known: dict[int, str] = {}
-    for name, parameter in _named(runner, models):
+    for name, parameter in parameters:
         # Of a tied parameter the first name in the alphabet: the order in which modules were made may change.
         known[id(parameter)] = min(name, known.get(id(parameter), name))
     return {
         key: [[known.get(id(each), "") for each in group["params"]] for group in groups_of(optimizer)]
-        for key, optimizer in as_dict(runner.optimizer).items()
+        for key, optimizer in as_dict(optimizers).items()
     }
-
-
-def _named(runner: IRunner, models: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-    for key, model in models.items():
-        for name, parameter in runner.engine.trained_parameters(model):
-            yield f"{key}.{name}" if key else name, parameter
-    for key, criterion in as_dict(runner.criterion).items():
-        if isinstance(criterion, nn.Module):
-            yield from criterion.named_parameters(f"criterion {key}", remove_duplicate=False)
 
 
 def in_order(saved: StateDict, names: Names, own: Names, source: str) -> StateDict:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from runnerkit.callback import ICheckpointCallback, innermost
+from runnerkit.callback import ICallback, ICheckpointCallback, innermost
 from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.checkpoints.folder import find_checkpoint, holds_checkpoint
 from runnerkit.logger import Step
 from runnerkit.loop.hooks import call_hook
 from runnerkit.resume import compatibility
 from runnerkit.resume.snapshot import Snapshot
-from runnerkit.steps import budget
+from runnerkit.steps.budget import StageBudget
 from runnerkit.storage.claims import bring
 from runnerkit.storage.remote.urls import shown
 from runnerkit.types import StateDict
@@ -74,7 +74,7 @@ class ResumePoint:
 
     def is_epoch_left(self, runner: IRunner) -> bool:
         """Return whether the stage has an epoch to start or to finish."""
-        return self.is_within_epoch or budget.is_epoch_left(runner)
+        return self.is_within_epoch or runner.current_run.stage.budget.is_epoch_left(runner)
 
     def loaders_left(self, runner: IRunner) -> list[str]:
         """Return the keys of the epoch's loaders, starting with the interrupted one if there is one."""
@@ -86,7 +86,7 @@ class ResumePoint:
     def find(self, runner: IRunner, stage: str) -> bool:
         """Look once for the checkpoint to resume from; return False if it belongs to a later stage."""
         if self.found is None and not runner.current_run.logs.is_open:
-            given = [each.resume_runner for each in _checkpoint_callbacks(runner)]
+            given = [each.resume_runner for each in _checkpoint_callbacks(runner.callbacks)]
             if self.wanted is not None or any(given):
                 from runnerkit.resume.state_broadcast import broadcast_state  # late, as few runs need it
 
@@ -114,7 +114,7 @@ class ResumePoint:
         is_over = not self.is_epoch_left(runner) and not runner.need_early_stop
         if is_last and is_over and runner.engine.is_main_process:
             # A warning, because it is shown without logging.basicConfig(); a run that does nothing looks broken.
-            logger.warning("%s", budget.describe_end(runner))
+            logger.warning("%s", runner.current_run.stage.budget.describe_end(runner))
         else:
             step = self.found.step
             where = f", within loader {step.loader!r}" if self.is_within_epoch else ""
@@ -127,7 +127,7 @@ class ResumePoint:
         Rank zero calls this before the logs are cut, so that the newest checkpoint always belongs to the same branch.
         """
         if self.found is not None:
-            for callback in _checkpoint_callbacks(runner):
+            for callback in _checkpoint_callbacks(runner.callbacks):
                 callback.leave_branch(Path(self.found.source), stage=runner.stage_key, place=self.found.place)
 
     def logged_step(self, runner: IRunner) -> Step | None:
@@ -160,11 +160,11 @@ class ResumePoint:
 
 
 def _load(source: str | Path, runner: IRunner) -> Snapshot:
-    path = find_checkpoint(source)
+    path, hooks = find_checkpoint(source), runner.current_run.hooks_of(runner)
     how = {"whole": not runner.engine.sharded_checkpoints, "mapped": runner.engine.never_whole}
     state = load_checkpoint(path, **how)
     compatibility.check_format(state, path)
-    if _is_cut(runner, state):
+    if _is_cut(state, hooks):
         try:
             if not state["cut_at"]:
                 raise ValueError("the position of its loader cannot be saved")
@@ -172,19 +172,16 @@ def _load(source: str | Path, runner: IRunner) -> Snapshot:
             state, path = load_checkpoint(find_checkpoint(before), **how), before
         except (FileNotFoundError, ValueError) as error:
             logger.warning("the run ended within an epoch, and continues with the next one: %s", error)
-    compatibility.check_place(runner, state, path)
+    compatibility.check_place(state, path, stages=list(hooks.stages))
     return Snapshot(state, str(path))
 
 
-def _is_cut(runner: IRunner, state: StateDict) -> bool:
+def _is_cut(state: StateDict, hooks: Any) -> bool:
     """Return whether a limit ended the run within an epoch, and has been raised since."""
     if state.get("cut_at") is None:
         return False
-    limits = budget.budget_of(call_hook(runner.current_run.hooks_of(runner).get_stage_len, stage=state["stage_key"]))
-    counters = state["counters"]
-    return not budget.is_reached(
-        limits, num_steps=counters["stage_optimizer_step"], num_samples=counters["stage_sample_step"]
-    )
+    budget, counters = StageBudget(call_hook(hooks.get_stage_len, stage=state["stage_key"])), state["counters"]
+    return not budget.is_reached(num_steps=counters["stage_optimizer_step"], num_samples=counters["stage_sample_step"])
 
 
 def _mapped_by_all(found: tuple[Snapshot | None, bool], runner: IRunner) -> tuple[Snapshot | None, bool]:
@@ -198,6 +195,6 @@ def _mapped_by_all(found: tuple[Snapshot | None, bool], runner: IRunner) -> tupl
     return Snapshot(load_checkpoint(path, whole=False, mapped=True), str(path)), continues
 
 
-def _checkpoint_callbacks(runner: IRunner) -> Iterator[ICheckpointCallback]:
-    found = map(innermost, runner.callbacks.values())
+def _checkpoint_callbacks(callbacks: Mapping[str, ICallback]) -> Iterator[ICheckpointCallback]:
+    found = map(innermost, callbacks.values())
     return (each for each in found if isinstance(each, ICheckpointCallback))

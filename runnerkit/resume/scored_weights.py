@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runnerkit.callback import ICallback, innermost, optimizer_callbacks
 from runnerkit.checkpoints.plain_state import copied
-from runnerkit.resume.run_state import weights_to_save
+from runnerkit.resume.run_weights import RunWeights
 from runnerkit.support import device_move
 from runnerkit.support.torch_internals import is_dtensor, local
 from runnerkit.types import StateDict
@@ -34,29 +34,21 @@ class ScoredWeights:
 
     def __init__(self, runner: IRunner) -> None:
         self._batch_step = runner.batch_step
-        self.state = _copied(runner) if _may_change(runner) else None
+        self.state: StateDict | None = None
+        if _may_change(runner):
+            self.state = _copied(RunWeights(runner).evaluated(whole=False), is_saver=runner.engine.is_main_process)
 
     def are_known(self, runner: IRunner) -> bool:
         """Return whether they can be saved: they were copied, or no training has followed."""
         return self.state is not None or self._batch_step == runner.batch_step
 
 
-def have_changed(runner: IRunner, scored: StateDict | None) -> bool:
-    """Return whether the weights have changed since an evaluation scored them; every rank must call: this gathers.
-
-    Args:
-        scored: of :class:`ScoredWeights`; None if this process keeps none.
-    """
-    differs = scored is not None and not _are_equal(scored, weights_to_save(runner, whole=False))
-    return any(runner.engine.gather_object(differs))
-
-
-def _copied(runner: IRunner) -> StateDict | None:
-    weights = weights_to_save(runner, whole=False)
+def _copied(weights: StateDict, *, is_saver: bool) -> StateDict | None:
+    """Copy this process's shards, or whole weights in the process that saves them."""
     if any(map(is_dtensor, _tensors(weights))):
         shards: StateDict = device_move.copied(weights)
         return shards
-    return copied(weights) if runner.engine.is_main_process else None
+    return copied(weights) if is_saver else None
 
 
 def _may_change(runner: IRunner) -> bool:
@@ -92,14 +84,15 @@ def _tensors(state: StateDict) -> Iterator[Tensor]:
             yield value
 
 
-def _are_equal(one: Any, other: Any) -> bool:
+def are_equal(one: Any, other: Any) -> bool:
+    """Return whether two states hold equal values of the same types."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         mine, theirs = local(one), local(other)
         if mine.dtype != theirs.dtype or mine.layout is not torch.strided:
             return False  # torch compares no sparse tensors
         return torch.equal(mine, theirs.to(mine.device))
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_are_equal(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(are_equal(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_are_equal, one, other))
+        return len(one) == len(other) and all(map(are_equal, one, other))
     return type(one) is type(other) and bool(one == other)

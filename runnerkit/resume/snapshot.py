@@ -6,17 +6,21 @@ import hashlib
 import logging
 import math
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 
 import torch
 
-from runnerkit.callback import IStoppingCallback, innermost
+from runnerkit.callback import ICallback, IStoppingCallback, innermost
 from runnerkit.checkpoints.plain_state import as_plain, copied
+from runnerkit.engine import IEngine
 from runnerkit.logger import Step
-from runnerkit.resume import compatibility, matching, overrides, run_state
+from runnerkit.metrics.reduction import Processes
+from runnerkit.resume import compatibility, matching, overrides
 from runnerkit.resume.loader_place import LoaderPlace
-from runnerkit.resume.scored_weights import have_changed
+from runnerkit.resume.run_weights import RunWeights
+from runnerkit.resume.scored_weights import are_equal
 from runnerkit.sampling.orders import Order
 from runnerkit.sampling.sharding import share_of
 from runnerkit.sampling.share import PassPosition
@@ -92,12 +96,12 @@ class Snapshot:
         Raises:
             TypeError: a value, such as a deque in a callback, cannot be stored; the message has its path.
         """
-        engine = runner.engine
+        engine, weights = runner.engine, RunWeights(runner)
         if mode == "model":
             whole = not engine.never_whole
-            return cls(run_state.weights_to_save(runner, whole=whole), mode=mode, whole=whole)
+            return cls(weights.evaluated(whole=whole), mode=mode, whole=whole)
         whole = not engine.sharded_checkpoints
-        evaluated, trained = run_state.evaluated_and_trained(runner, whole=whole)
+        evaluated, trained = weights.evaluated_and_trained(whole=whole)
         # Within a loader the flag ends that loader only; a resumed run must not end the stage because of it.
         stops = runner.need_early_stop and not runner.is_within_loader
         callbacks = {key: callback.state_dict() for key, callback in runner.callbacks.items()}
@@ -107,23 +111,23 @@ class Snapshot:
             "settings": compatibility.settings_of(runner),
             "stage_key": runner.stage_key,
             "counters": runner.current_run.position.state_dict(runner) | {"need_early_stop": stops},
-            "stopped_by": _stoppers(runner),
+            "stopped_by": _stoppers(runner.callbacks),
             "within": LoaderPlace.of(runner).state_dict() if runner.is_within_loader else None,
-            "streams": _streams(runner),
+            "streams": _streams(runner.loaders, runner.loader_key if runner.is_within_loader else None, engine),
             "stream_orders": {key: share_of(loader).described() for key, loader in runner.loaders.items()},
             "modes": {key: each.state_dict() for key, each in runner.current_run.stage.training_modes.items()},
             "criterion_state_dict": _states(runner.criterion),
             "optimizer_state_dict": {
                 key: engine.optimizer_state_dict(each, whole=whole) for key, each in as_dict(runner.optimizer).items()
             },
-            "optimizer_names": matching.parameter_names(runner, run_state.models_of(runner)),
+            "optimizer_names": matching.parameter_names(runner.optimizer, weights.named_parameters()),
             "scheduler_state_dict": _states(runner.scheduler),
             "engine_state_dict": engine.state_dict(),
             "callbacks": callbacks,
             "callback_identities": {
                 key: matching.identity_of(runner.callbacks[key]) for key, state in callbacks.items() if state
             },
-            "runner_states": _states_of_runner(runner),
+            "runner_states": _of_processes(as_plain(runner.state_dict(), "runner"), engine.data_parallel),
             "rng": engine.data_parallel.gather_object(rng_state()),
         }  # fmt: skip
         # Converted here, not in a thread, so that each rank with a wrong value raises at the first save.
@@ -142,9 +146,11 @@ class Snapshot:
         Args:
             scored: of :class:`~runnerkit.resume.scored_weights.ScoredWeights`; None takes the present weights.
         """
-        if not have_changed(runner, scored):
+        present = RunWeights(runner)
+        differs = scored is not None and not are_equal(scored, present.evaluated(whole=False))
+        if not any(runner.engine.gather_object(differs)):
             return
-        weights = scored if scored is not None else run_state.weights_to_save(runner, whole=False)
+        weights = scored if scored is not None else present.evaluated(whole=False)
         weights = runner.engine.whole_state(weights) if self.whole else weights
         if self.mode == "model":
             self.state = weights
@@ -158,12 +164,13 @@ class Snapshot:
         Args:
             hashes: those that are known, by the names of the parameters; filled on rank zero.
         """
+        weights = RunWeights(runner)
         if self.mode == "model":
-            self.state = run_state.without_frozen(runner, self.state, hashes)
+            self.state = weights.without_frozen(self.state, hashes)
             return
         for name in ("model_state_dict", "trained_model_state_dict"):
             if name in self.state:
-                self.state[name] = run_state.without_frozen(runner, self.state[name], hashes)
+                self.state[name] = weights.without_frozen(self.state[name], hashes)
 
     @property
     def step(self) -> Step:
@@ -187,15 +194,15 @@ class Snapshot:
             ValueError: the run cannot continue from it: :mod:`runnerkit.resume.compatibility`.
         """
         state, source, engine = self.state, self.source, runner.engine
-        compatibility.check_loader(runner, state["within"], source)
-        compatibility.check_orders(runner, state, source)
+        compatibility.check_loader(state["within"], runner.loaders, source)
+        compatibility.check_orders(state, runner.loaders, source)
         passed = compatibility.settings_of(runner)
         if "shards" in state:
             # Every rank must enter: rank zero broadcasts the place, and each reads what it needs.
             state = engine.load_shards(state, bring(*engine.broadcast_object((source, shown(source)))))
         # If evaluation uses other weights, the trained ones are stored separately.
         weights = "trained_model_state_dict" if "trained_model_state_dict" in state else "model_state_dict"
-        run_state.load_model_state(runner, state[weights], source=source)
+        RunWeights(runner).load(state[weights], source=source)
         self._restore_optimizers(runner, state)
         for key, criterion in as_dict(runner.criterion).items():
             if key in state["criterion_state_dict"]:
@@ -210,7 +217,11 @@ class Snapshot:
             now, takes_passed = compatibility.settings_of(runner), runner.resume_options == "arguments"
             compatibility.warn_of_changes(state["settings"], passed, now, source, takes_passed=takes_passed)
         runner.current_run.position.load_state_dict(runner, state["counters"])
-        compatibility.check_one_cycle(runner, passed, source)
+        if runner.current_run.stage.budget.is_epoch_left(runner):
+            next_epoch, num_epochs = runner.stage_epoch_step + 1, runner.stage_epoch_len
+            compatibility.check_one_cycle(
+                runner.scheduler, passed, source, next_epoch=next_epoch, num_epochs=num_epochs
+            )
         runner.need_early_stop = state["counters"]["need_early_stop"] and self._stays_stopped(runner, state)
         self.within = LoaderPlace.from_state(state["within"]) if state["within"] is not None else None
         for key, position in state.get("streams", {}).items():
@@ -230,7 +241,7 @@ class Snapshot:
 
     def _restore_optimizers(self, runner: IRunner, state: StateDict) -> None:
         saved, saved_names = state["optimizer_state_dict"], state.get("optimizer_names", {})
-        names = matching.parameter_names(runner, run_state.models_of(runner))
+        names = matching.parameter_names(runner.optimizer, RunWeights(runner).named_parameters())
         for key, optimizer in as_dict(runner.optimizer).items():
             if key not in saved:
                 continue
@@ -280,7 +291,7 @@ class Snapshot:
     def _stays_stopped(self, runner: IRunner, state: StateDict) -> bool:
         """Return whether a stage that was stopped early stays stopped: its callback may be gone or more patient now."""
         by = state.get("stopped_by", [])  # empty: stopped by a callback without a reason to check, so the stop stays
-        stops = not by or not set(by).isdisjoint(_stoppers(runner))
+        stops = not by or not set(by).isdisjoint(_stoppers(runner.callbacks))
         if runner.engine.is_main_process:
             who = f" by {', '.join(map(repr, by))}" if by else ""
             ways = "raise the patience, remove that callback, or " if by else ""
@@ -307,9 +318,9 @@ class Snapshot:
             )  # fmt: skip
 
 
-def _stoppers(runner: IRunner) -> list[str]:
+def _stoppers(callbacks: Mapping[str, ICallback]) -> list[str]:
     """Return the keys of callbacks that have ended the stage."""
-    found = {key: innermost(callback) for key, callback in runner.callbacks.items()}
+    found = {key: innermost(callback) for key, callback in callbacks.items()}
     return [key for key, callback in found.items() if isinstance(callback, IStoppingCallback) and callback.has_stopped]
 
 
@@ -317,17 +328,15 @@ def _states(components: Any) -> dict[str, StateDict]:
     return {key: each.state_dict() for key, each in as_dict(components).items() if hasattr(each, "state_dict")}
 
 
-def _streams(runner: IRunner) -> dict[str, PassPosition]:
+def _streams(loaders: Mapping[str, Any], within: str | None, engine: IEngine) -> dict[str, PassPosition]:
     """Return the positions of loaders whose pass continues from epoch to epoch, except of the one that is under way."""
-    within = runner.loader_key if runner.is_within_loader else None
-    gather = runner.engine.data_parallel.gather_object
-    shares = {key: share_of(loader) for key, loader in runner.loaders.items() if key != within}
+    gather = engine.data_parallel.gather_object
+    shares = {key: share_of(loader) for key, loader in loaders.items() if key != within}
     return {key: share.joined(share.position, gather) for key, share in shares.items() if share.continues}
 
 
-def _states_of_runner(runner: IRunner) -> list[StateDict]:
-    """Return the runner's own state, or that of each rank if they differ; every rank must call: this gathers."""
-    own, ranks = as_plain(runner.state_dict(), "runner"), runner.engine.data_parallel
+def _of_processes(own: StateDict, ranks: Processes) -> list[StateDict]:
+    """Return this process's state, or that of each rank if they differ; every rank must call: this gathers."""
     if ranks.num_processes == 1:
         return [own]
     own = copied(own)  # a tensor on another GPU does not differ

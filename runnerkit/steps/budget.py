@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from runnerkit.callback import last_training_loader, optimizer_callbacks
+from runnerkit.callback import ICallback, last_training_loader, optimizer_callbacks
 from runnerkit.sampling.sharding import count_batches, share_of
 from runnerkit.support.arguments import check_integers
 
@@ -48,123 +48,131 @@ class Budget:
         return [name for name, limit in vars(self).items() if limit is not None]
 
 
-def budget_of(length: int | Budget) -> Budget:
-    """Return what ``get_stage_len`` returned as a budget; a number counts epochs."""
-    return length if isinstance(length, Budget) else Budget(num_epochs=length)
-
-
-def is_over(runner: IRunner) -> bool:
-    """Return whether the stage has reached a limit in steps or samples."""
-    budget = runner.current_run.stage.budget
-    return is_reached(budget, num_steps=runner.stage_optimizer_step, num_samples=runner.stage_sample_step)
-
-
-def is_reached(budget: Budget, *, num_steps: int, num_samples: int) -> bool:
-    """Return whether `num_steps` or `num_samples` has reached its limit."""
-    return num_steps >= _or_infinite(budget.num_steps) or num_samples >= _or_infinite(budget.num_samples)
-
-
-def ends_within_epoch(runner: IRunner) -> bool:
-    """Return whether the stage has reached a limit in steps or samples while its training loader has batches left."""
-    if not runner.current_run.stage.may_end_early or not is_over(runner):
-        return False
-    is_last = runner.loader_key == last_training_loader(runner.loaders)
-    is_at_end = runner.loader_batch_step == runner.loader_batch_len and is_last
-    # A limit in samples shortens the loader, so that its end may be the limit's.
-    return not is_at_end or runner.current_run.stage.budget.num_samples is not None
-
-
-def is_evaluated_next(runner: IRunner) -> bool:
-    """Return whether this training step is the last of its epoch, after which all evaluation loaders run anyway.
-
-    Of a loader without a length this is not known. A limit within the epoch is not its end: a run with a higher limit
-    continues after the evaluation.
-    """
-    keys = list(runner.loaders)
-    later = keys[keys.index(runner.loader_key) + 1 :]
-    if any(not key.startswith("train") for key in set(keys) - set(later)):
-        return False  # some ran before
-    if ends_within_epoch(runner):
-        return False
-    is_at_end = runner.need_early_stop or runner.loader_batch_step == runner.loader_batch_len
-    return is_at_end and runner.loader_key == last_training_loader(runner.loaders)
-
-
-def is_epoch_left(runner: IRunner) -> bool:
-    """Return whether the stage may start another epoch."""
-    return runner.stage_epoch_step < _or_infinite(runner.stage_epoch_len) and not is_over(runner)
-
-
-def describe_end(runner: IRunner) -> str:
-    """Describe the progress towards each limit, and the argument to raise."""
-    done = {
-        "num_epochs": runner.stage_epoch_step,
-        "num_steps": runner.stage_optimizer_step,
-        "num_samples": runner.stage_sample_step,
-    }
-    limits = vars(runner.current_run.stage.budget)
-    names = runner.current_run.stage.budget.limits
-    parts = [f"{done[name]} of {limits[name]} {name.removeprefix('num_')}" for name in names]
-    return f"{', '.join(parts)} are done; raise {' or '.join(names)} to continue"
-
-
-def limit_pass(runner: IRunner) -> None:
-    """Let the pass over a training loader, which is about to start, end with the last sample of the stage, and let a
-    sampler list no more than its last step needs.
-
-    Raises:
-        ValueError: processes may count differently, as no process knows the sizes of the others' batches.
-    """
-    num_steps, num_samples = runner.current_run.stage.budget.num_steps, runner.current_run.stage.budget.num_samples
-    share = share_of(runner.loader)
-    if num_steps is not None:
-        share.need(max(0, num_steps - runner.stage_optimizer_step) * accumulation_of(runner))
-    if num_samples is None:
-        return
-    share.end_after(max(0, num_samples - runner.stage_sample_step))
-    if runner.engine.num_processes > 1 and share.batch_size is None:
-        raise ValueError(
-            f"num_samples: no process knows the sizes of the others' batches of loader "
-            f"{runner.loader_key!r}; pass num_steps instead"
-        )
-
-
-def count_steps(runner: IRunner, paces: Collection[int]) -> int | None:
-    """Return how many optimizer steps the stage has; None unless every limit determines it.
-
-    Called before the first epoch.
+class StageBudget:
+    """The budget of a stage under way, and how much of it is left. The runner, whose counters say that, is passed in.
 
     Args:
-        paces: batches that the optimizers accumulate.
+        length: what ``get_stage_len`` returned; a number counts epochs.
+
+    Attributes:
+        given: the same as a budget.
+        may_end_early: whether the stage may end within an epoch.
     """
-    budget = runner.current_run.stage.budget
-    loaders = (
-        []
-        if runner.stage_key.startswith("infer")
-        else [loader for key, loader in runner.loaders.items() if key.startswith("train")]
-    )
-    lengths = [count_batches(loader) for loader in loaders]
-    # A stage ends after the batch that reaches the limit.
-    found = [] if budget.num_steps is None else [math.ceil(budget.num_steps / runner.steps_per_batch)]
-    if budget.num_epochs is not None:
-        if None in lengths:
-            return None
-        found.append(budget.num_epochs * sum(_steps_in(length or 0, paces) for length in lengths))
-    if budget.num_samples is not None:
-        num_batches = share_of(loaders[0]).steps_for(budget.num_samples, lengths[0]) if len(loaders) == 1 else None
-        if num_batches is None or not lengths[0]:
-            return None
-        epochs, rest = divmod(num_batches, lengths[0])
-        found.append(epochs * _steps_in(lengths[0], paces) + _steps_in(rest, paces))
-    return min(found) * runner.steps_per_batch
+
+    def __init__(self, length: int | Budget) -> None:
+        self.given = length if isinstance(length, Budget) else Budget(num_epochs=length)
+        self.may_end_early = self.given.limits != ["num_epochs"]
+        self._max_steps = math.inf if self.given.num_steps is None else self.given.num_steps
+        self._max_samples = math.inf if self.given.num_samples is None else self.given.num_samples
+
+    def is_reached(self, *, num_steps: int, num_samples: int) -> bool:
+        """Return whether `num_steps` or `num_samples` has reached its limit."""
+        return num_steps >= self._max_steps or num_samples >= self._max_samples
+
+    def is_over(self, runner: IRunner) -> bool:
+        """Return whether the stage has reached a limit in steps or samples."""
+        return self.is_reached(num_steps=runner.stage_optimizer_step, num_samples=runner.stage_sample_step)
+
+    def is_epoch_left(self, runner: IRunner) -> bool:
+        """Return whether the stage may start another epoch."""
+        num_epochs = math.inf if runner.stage_epoch_len is None else runner.stage_epoch_len
+        return runner.stage_epoch_step < num_epochs and not self.is_over(runner)
+
+    def ends_within_epoch(self, runner: IRunner) -> bool:
+        """Return whether a limit in steps or samples is reached while the training loader has batches left."""
+        if not self.may_end_early or not self.is_over(runner):
+            return False
+        is_last = runner.loader_key == last_training_loader(runner.loaders)
+        is_at_end = runner.loader_batch_step == runner.loader_batch_len and is_last
+        # A limit in samples shortens the loader, so that its end may be the limit's.
+        return not is_at_end or self.given.num_samples is not None
+
+    def is_evaluated_next(self, runner: IRunner) -> bool:
+        """Return whether this training step is the last of its epoch, after which all evaluation loaders run anyway.
+
+        Of a loader without a length this is not known. A limit within the epoch is not its end: a run with a higher
+        limit continues after the evaluation.
+        """
+        keys = list(runner.loaders)
+        later = keys[keys.index(runner.loader_key) + 1 :]
+        if any(not key.startswith("train") for key in set(keys) - set(later)):
+            return False  # some ran before
+        if self.ends_within_epoch(runner):
+            return False
+        is_at_end = runner.need_early_stop or runner.loader_batch_step == runner.loader_batch_len
+        return is_at_end and runner.loader_key == last_training_loader(runner.loaders)
+
+    def describe_end(self, runner: IRunner) -> str:
+        """Describe the progress towards each limit, and the argument to raise."""
+        done = {
+            "num_epochs": runner.stage_epoch_step,
+            "num_steps": runner.stage_optimizer_step,
+            "num_samples": runner.stage_sample_step,
+        }
+        limits, names = vars(self.given), self.given.limits
+        parts = [f"{done[name]} of {limits[name]} {name.removeprefix('num_')}" for name in names]
+        return f"{', '.join(parts)} are done; raise {' or '.join(names)} to continue"
+
+    def limit_pass(self, runner: IRunner) -> None:
+        """Let the pass over a training loader, which is about to start, end with the last sample of the stage, and let
+        a sampler list no more than its last step needs.
+
+        Raises:
+            ValueError: processes may count differently, as no process knows the sizes of the others' batches.
+        """
+        num_steps, num_samples = self.given.num_steps, self.given.num_samples
+        share = share_of(runner.loader)
+        if num_steps is not None:
+            fewest = min(accumulation_steps_of(runner.callbacks))
+            share.need(max(0, num_steps - runner.stage_optimizer_step) * fewest)
+        if num_samples is None:
+            return
+        share.end_after(max(0, num_samples - runner.stage_sample_step))
+        if runner.engine.num_processes > 1 and share.batch_size is None:
+            raise ValueError(
+                f"num_samples: no process knows the sizes of the others' batches of loader "
+                f"{runner.loader_key!r}; pass num_steps instead"
+            )
+
+    def count_steps(self, runner: IRunner, paces: Collection[int]) -> int | None:
+        """Return how many optimizer steps the stage has; None unless every limit determines it.
+
+        Called before the first epoch.
+
+        Args:
+            paces: batches that the optimizers accumulate.
+        """
+        given = self.given
+        loaders = [] if runner.stage_key.startswith("infer") else _training_loaders(runner.loaders)
+        lengths = [count_batches(loader) for loader in loaders]
+        # A stage ends after the batch that reaches the limit.
+        found = [] if given.num_steps is None else [math.ceil(given.num_steps / runner.steps_per_batch)]
+        if given.num_epochs is not None:
+            if None in lengths:
+                return None
+            found.append(given.num_epochs * sum(_steps_in(length or 0, paces) for length in lengths))
+        if given.num_samples is not None:
+            num_batches = share_of(loaders[0]).steps_for(given.num_samples, lengths[0]) if len(loaders) == 1 else None
+            if num_batches is None or not lengths[0]:
+                return None
+            epochs, rest = divmod(num_batches, lengths[0])
+            found.append(epochs * _steps_in(lengths[0], paces) + _steps_in(rest, paces))
+        return min(found) * runner.steps_per_batch
 
 
-def steps_per_epoch(runner: IRunner) -> int | None:
+def steps_per_epoch(
+    loaders: Mapping[str, Any], callbacks: Mapping[str, ICallback], *, steps_per_batch: int
+) -> int | None:
     """Return the optimizer steps of a whole epoch; None if a training loader does not have a length."""
-    lengths = [count_batches(loader) for key, loader in runner.loaders.items() if key.startswith("train")]
+    lengths = [count_batches(loader) for loader in _training_loaders(loaders)]
     if None in lengths:
         return None
-    return sum(_steps_in(length or 0, all_accumulation_steps(runner)) for length in lengths) * runner.steps_per_batch
+    paces = accumulation_steps_of(callbacks)
+    return sum(_steps_in(length or 0, paces) for length in lengths) * steps_per_batch
+
+
+def _training_loaders(loaders: Mapping[str, Any]) -> list[Any]:
+    return [loader for key, loader in loaders.items() if key.startswith("train")]
 
 
 def _steps_in(num_batches: int, paces: Collection[int]) -> int:
@@ -176,15 +184,6 @@ def _steps_in(num_batches: int, paces: Collection[int]) -> int:
     return periods * len(in_period) + in_rest + (rest > 0 and rest not in in_period)
 
 
-def accumulation_of(runner: IRunner) -> int:
-    """Return how many batches the stage's optimizer callbacks accumulate, the fewest if they differ."""
-    return min(all_accumulation_steps(runner))
-
-
-def all_accumulation_steps(runner: IRunner) -> set[int]:
-    """Return how many batches each of the stage's optimizer callbacks accumulates."""
-    return {each.accumulation_steps for each in optimizer_callbacks(runner.callbacks)} or {1}
-
-
-def _or_infinite(limit: int | None) -> float:
-    return math.inf if limit is None else limit
+def accumulation_steps_of(callbacks: Mapping[str, ICallback]) -> set[int]:
+    """Return how many batches each of the optimizer callbacks accumulates."""
+    return {each.accumulation_steps for each in optimizer_callbacks(callbacks)} or {1}

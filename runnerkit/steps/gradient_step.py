@@ -34,7 +34,6 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from runnerkit.callback import innermost, optimizer_callbacks
 from runnerkit.loop.attributes import ProcessState
@@ -44,6 +43,7 @@ from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
     from runnerkit.callback import ICallback, IRunner
+    from runnerkit.steps.idle_step import IdleStep
 
 logger = logging.getLogger(__name__)
 
@@ -63,28 +63,11 @@ class WeightUnits:
     weight: float | None = None
 
 
-@dataclass
-class Learned:
-    """The steps of ``learn`` in a pass over a training loader.
-
-    Attributes:
-        at: `batch_step` of the batch that made the last one.
-        of_batch: steps in that batch, by id of the optimizer.
-        checked: ids of the optimizers whose first loss was checked.
-        largest: magnitude of the largest loss; NaN if one was.
-    """
-
-    at: int = -1
-    of_batch: dict[int, int] = field(default_factory=dict)
-    checked: set[int] = field(default_factory=set)
-    largest: Tensor | None = None
-
-
 @dataclass(eq=False)
 class GradientStep(ProcessState):
     """Weights of the losses of a pass in their optimizer steps; ``runner.gradient_step``, a new one for each pass.
 
-    Those who make steps write what counts them: `stepped_at`, `num_steps` and `learned`.
+    Those who make steps write what counts them: `stepped_at` and `num_steps`.
 
     Attributes:
         units: weights that count as 1.
@@ -110,9 +93,7 @@ class GradientStep(ProcessState):
         own_size: samples that the loader gives this process for the current step; None if nothing depends on it.
         batch_end: the event after ``handle_batch``.
         silent: keys of models whose gradients are not communicated in this batch.
-        learned: steps that ``learn`` made.
-        kept: buffers of the models, and their values from before an idle step.
-        hooks: of parameters, removed after an idle step.
+        idle: what the current step must not change if it is idle.
     """
 
     units: WeightUnits = field(default_factory=WeightUnits)
@@ -138,9 +119,7 @@ class GradientStep(ProcessState):
     own_size: int | None = None
     batch_end: str = "on_batch_end"
     silent: set[str] = field(default_factory=set)
-    learned: Learned = field(default_factory=Learned)
-    kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    hooks: list[RemovableHandle] = field(default_factory=list)
+    idle: IdleStep | None = None
 
     @classmethod
     def of_pass(cls, runner: IRunner, *, num_before: int) -> Self:
@@ -157,7 +136,7 @@ class GradientStep(ProcessState):
         ranks, share = engine.data_parallel, share_of(runner.loader)
         if ranks.num_processes > 1:
             share.use_sum(ranks.start_sum)  # for a stream whose processes run out of samples at different steps
-        step.factor = _base_factor(runner)
+        step.factor = _base_factor(runner.loss_reduction, ranks.num_processes)
         steppers = optimizer_callbacks(runner.callbacks)
         step.has_steppers = bool(steppers)
         inner = [(each, innermost(each)) for each in runner.callbacks.values()]
@@ -192,7 +171,7 @@ class GradientStep(ProcessState):
         if self.own_size is not None:
             self.own_size = share.batch_size if own is None else own
         self.batch_end = IDLE if self.is_idle else "on_batch_end"
-        self.factor = _base_factor(runner)
+        self.factor = _base_factor(runner.loss_reduction, ranks.num_processes)
         if self.is_idle:
             self.factor = 0.0
         if sizes is None or None in sizes:
@@ -222,9 +201,9 @@ class GradientStep(ProcessState):
             elif share is None or not self.is_asked:
                 share = None  # each batch counts as 1
             elif self.is_learning:
-                self.total = total_share(runner, share)  # while the backward pass runs
+                self.total = total_share(runner.engine.data_parallel, share)  # while the backward pass runs
             else:
-                share = share / divisor_of(total_share(runner, share)())
+                share = share / divisor_of(total_share(runner.engine.data_parallel, share)())
         loss = loss if share is None else loss * share
         return loss if factor is None else loss * factor
 
@@ -290,10 +269,12 @@ class GradientStep(ProcessState):
         if not runner.is_train_loader or not self.matter or stage.has_checked_criterion:
             return
         if runner.batch_weight is None:
-            if runner.criterion is not None:
+            if runner.criterion is not None and runner.loss_reduction != "sum":
                 from runnerkit.steps import normalized_losses  # late, as few runs need it
 
-                normalized_losses.check(runner)
+                stage.has_checked_criterion = True
+                if runner.engine.is_main_process:
+                    normalized_losses.warn(runner.criterion, runner.batch)
             return
         stage.has_checked_criterion = True
         if self.lacked_weight and runner.loss_reduction == "mean" and runner.engine.is_main_process:
@@ -301,6 +282,28 @@ class GradientStep(ProcessState):
                 "batch_weight was set after the backward pass of the batch, so that it weights logged means, but not "
                 "gradients: set it before self.engine.backward(loss)"
             )
+
+    def warn_of_dropped_samples(self, runner: IRunner) -> None:
+        """Warn once in a stage that a batch has other samples than its loader gave, which other processes do not know.
+
+        Call at the end of a batch whose `batch_size` is not `own_size`.
+        """
+        if runner.batch_weight is not None or self.own_size is None:
+            return
+        is_miscounted = runner.batch_size > self.own_size  # probably on all ranks
+        if is_miscounted:
+            advice = "Set self.batch_size in handle_batch to the number of samples"
+        else:
+            advice = "If collate_fn drops samples, set self.batch_weight = self.batch_size in handle_batch"
+        if runner.engine.is_main_process or not is_miscounted:
+            logger.warning(
+                "loader %r: batch %d counts as %d samples, but the loader gave rank %d %d samples, and gradients "
+                "weight each process by the samples that its loader gave. %s",
+                runner.loader_key, runner.loader_batch_step, runner.batch_size, runner.engine.rank, self.own_size,
+                advice,
+            )  # fmt: skip
+        self.own_size = None
+        runner.current_run.stage.miscounted.add(runner.loader_key)
 
     def end_pass(self, runner: IRunner) -> None:
         """Give the engine back the weights of the pass around this one: a validation within a training loader ends."""
@@ -330,10 +333,9 @@ def _checked(weight: Any) -> float | Tensor:
     return number
 
 
-def _base_factor(runner: IRunner) -> float | None:
+def _base_factor(loss_reduction: str, num_processes: int) -> float | None:
     """Return the factor of a process with a full batch: engines average losses, also losses that sum over a batch."""
-    num_processes = runner.engine.data_parallel.num_processes
-    return float(num_processes) if runner.loss_reduction == "sum" and num_processes > 1 else None
+    return float(num_processes) if loss_reduction == "sum" and num_processes > 1 else None
 
 
 def without_weight(runner: IRunner) -> None:

@@ -1,10 +1,11 @@
-"""Optimizer steps that `handle_batch` makes itself, with ``runner.learn``."""
+"""Optimizer steps that `handle_batch` makes itself, with ``runner.learn`` or otherwise."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runnerkit.callback import ISchedulerCallback, innermost
 from runnerkit.errors import UnknownKeyError
+from runnerkit.precision import Precision
 from runnerkit.steps.diverged import advice
 from runnerkit.steps.gradient_step import GradientStep, gradients_of
 from runnerkit.steps.sparse_gradients import with_dense_gradients
@@ -29,42 +30,106 @@ Clip = float | Callable[[list[Tensor]], Any] | None
 Optimizers = str | Optimizer | Sequence[str | Optimizer] | None
 
 
-def learn(runner: IRunner, loss: Tensor, *, optimizer: Optimizers, clip: Clip) -> None:
-    """Make a step; see :meth:`runnerkit.runner.IRunner.learn`."""
-    if not runner.is_within_loader:
-        raise RuntimeError("learn() makes a step within a batch: call it in handle_batch")
-    if not runner.is_train_loader:
-        return
-    engine, step = runner.engine, runner.gradient_step
-    if step.has_steppers:
-        raise RuntimeError(
-            "learn() makes the optimizer steps, and so does the run's OptimizerCallback: set steps_itself = True in "
-            "the class of your SupervisedRunner, or leave the callback out"
-        )
-    chosen = _chosen(runner.optimizer, optimizer)
-    is_first = any(id(each) not in step.learned.checked for each in chosen)
-    if is_first:
-        step.learned.checked.update(map(id, chosen))
-        check_loss(loss, "the loss of learn()", runner)
-    for each in chosen:
-        engine.zero_grad(each)
-    # The optimizer computes in float32, as outside of `handle_batch`.
-    kind = engine.device.type
-    with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
-        total = _backward(runner, loss, chosen, step)
-        if is_first and not all(map(gradients_of, chosen)):
-            raise RuntimeError("the loss of learn() does not depend on any parameter of the optimizer")
-        if total is not None:
-            for each in chosen:
-                engine.synchronize(each)
-            gradients = {id(gradient): gradient for each in chosen for gradient in gradients_of(each)}
-            divide_each_(list(map(local, gradients.values())), divisor_of(total()))
-        clip = runner.gradient_clip if clip is None else clip
-        if clip is not None:
-            _clip(engine, chosen, clip if callable(clip) else partial(nn.utils.clip_grad_norm_, max_norm=clip))
+@dataclass(eq=False)
+class OwnSteps:
+    """Optimizer steps in a pass over a training loader that ``handle_batch`` makes, with ``runner.learn`` or otherwise.
+
+    Attributes:
+        learned_at: `batch_step` of the last batch with a step of ``learn``.
+        of_batch: steps in that batch, by id of the optimizer.
+        checked: ids of the optimizers whose first loss was checked.
+        largest: magnitude of the largest loss; NaN if one was.
+    """
+
+    learned_at: int = -1
+    of_batch: dict[int, int] = field(default_factory=dict)
+    checked: set[int] = field(default_factory=set)
+    largest: Tensor | None = None
+
+    def learn(self, runner: IRunner, loss: Tensor, *, optimizer: Optimizers, clip: Clip) -> None:
+        """Make a step; see :meth:`runnerkit.runner.IRunner.learn`."""
+        if not runner.is_within_loader:
+            raise RuntimeError("learn() makes a step within a batch: call it in handle_batch")
+        if not runner.is_train_loader:
+            return
+        engine, step = runner.engine, runner.gradient_step
+        if step.has_steppers:
+            raise RuntimeError(
+                "learn() makes the optimizer steps, and so does the run's OptimizerCallback: set steps_itself = True "
+                "in the class of your SupervisedRunner, or leave the callback out"
+            )
+        chosen = _chosen(runner.optimizer, optimizer)
+        is_first = any(id(each) not in self.checked for each in chosen)
+        if is_first:
+            self.checked.update(map(id, chosen))
+            check_loss(loss, "the loss of learn()", runner)
         for each in chosen:
-            engine.step(each)
-    _count(runner, chosen, step, loss.detach().abs())
+            engine.zero_grad(each)
+        # The optimizer computes in float32, as outside of `handle_batch`.
+        kind = engine.device.type
+        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+            total = _backward(engine, loss, chosen, step)
+            if is_first and not all(map(gradients_of, chosen)):
+                raise RuntimeError("the loss of learn() does not depend on any parameter of the optimizer")
+            if total is not None:
+                for each in chosen:
+                    engine.synchronize(each)
+                gradients = {id(gradient): gradient for each in chosen for gradient in gradients_of(each)}
+                divide_each_(list(map(local, gradients.values())), divisor_of(total()))
+            clip = runner.gradient_clip if clip is None else clip
+            if clip is not None:
+                _clip(engine, chosen, clip if callable(clip) else partial(nn.utils.clip_grad_norm_, max_norm=clip))
+            for each in chosen:
+                engine.step(each)
+        self._count(runner, chosen, loss.detach().abs())
+
+    def _count(self, runner: IRunner, optimizers: list[Any], loss: Tensor) -> None:
+        """Count a step: `optimizer_step` follows the optimizer that makes the most steps in a batch."""
+        step = runner.gradient_step
+        if self.learned_at != runner.batch_step:
+            self.learned_at, self.of_batch = runner.batch_step, {}
+            step.num_steps = 0
+        for each in optimizers:
+            self.of_batch[id(each)] = self.of_batch.get(id(each), 0) + 1
+        made = max(self.of_batch[id(each)] for each in optimizers)
+        if made > step.num_steps:
+            step.num_steps = made
+            step.stepped_at = runner.batch_step
+            runner.optimizer_step += 1
+            runner.stage_optimizer_step += 1
+        self.largest = loss if self.largest is None else torch.maximum(self.largest, loss)  # NaN, if one is
+
+    def finish_batch(self, runner: IRunner) -> None:
+        """Count a batch without an OptimizerCallback as one step, unless ``learn`` counted its own.
+
+        Raises:
+            ValueError: a schedule was made for another number of steps.
+        """
+        step = runner.gradient_step
+        step.stepped_at = runner.batch_step
+        if self.learned_at != runner.batch_step:
+            step.num_steps = 1
+            runner.optimizer_step += 1
+            runner.stage_optimizer_step += 1
+        elif step.num_steps != runner.steps_per_batch and runner.current_run.stage.has_schedule_of_steps(runner):
+            raise ValueError(
+                f"num_steps was {runner.num_steps} when the scheduler was made, with {runner.steps_per_batch} steps in "
+                f"each batch, but learn() made {step.num_steps} in batch {runner.loader_batch_step} of loader "
+                f"{runner.loader_key!r}: set steps_per_batch in the runner's class; if the number differs between "
+                "batches, use a schedule for epochs, with scheduler_interval='epoch'"
+            )
+
+    def check_losses(self, runner: IRunner) -> None:
+        """Raise at the end of a training loader if a loss of ``learn`` was NaN.
+
+        Raises:
+            ValueError: with the place.
+        """
+        if self.largest is not None and _is_bad(float(self.largest), runner.engine.precision):
+            raise ValueError(
+                f"a loss of learn() became {float(self.largest)} within epoch {runner.epoch_step} of loader "
+                f"{runner.loader_key!r}{advice(runner.callbacks, gradient_clip=runner.gradient_clip)}"
+            )
 
 
 def _chosen(optimizers: Any, wanted: Optimizers) -> list[Any]:
@@ -93,80 +158,14 @@ def _clip(engine: IEngine, optimizers: list[Any], clip: Callable[[list[Tensor]],
         clip(with_dense_gradients(joined))
 
 
-def _backward(runner: IRunner, loss: Tensor, optimizers: list[Any], step: GradientStep) -> Callable[[], Any] | None:
+def _backward(engine: IEngine, loss: Tensor, optimizers: list[Any], step: GradientStep) -> Callable[[], Any] | None:
     """Backpropagate a loss; return a function that waits for the gradients' divisor, if there is one."""
     step.is_learning, step.total = True, None
     try:
-        runner.engine.backward(loss, optimizers[0] if len(optimizers) == 1 else None)
+        engine.backward(loss, optimizers[0] if len(optimizers) == 1 else None)
     finally:
         step.is_learning = False
     return step.total
-
-
-def _count(runner: IRunner, optimizers: list[Any], step: GradientStep, loss: Tensor) -> None:
-    """Count a step: `optimizer_step` follows the optimizer that makes the most steps in a batch."""
-    learned = step.learned
-    if learned.at != runner.batch_step:
-        learned.at, learned.of_batch = runner.batch_step, {}
-        step.num_steps = 0
-    for each in optimizers:
-        learned.of_batch[id(each)] = learned.of_batch.get(id(each), 0) + 1
-    made = max(learned.of_batch[id(each)] for each in optimizers)
-    if made > step.num_steps:
-        step.num_steps = made
-        step.stepped_at = runner.batch_step
-        runner.optimizer_step += 1
-        runner.stage_optimizer_step += 1
-    learned.largest = loss if learned.largest is None else torch.maximum(learned.largest, loss)  # NaN, if one is
-
-
-def finish_batch(runner: IRunner) -> None:
-    """Count a batch without an OptimizerCallback as one step, unless ``learn`` counted its own.
-
-    Raises:
-        ValueError: a schedule was made for another number of steps.
-    """
-    step = runner.gradient_step
-    step.stepped_at = runner.batch_step
-    if step.learned.at != runner.batch_step:
-        step.num_steps = 1
-        runner.optimizer_step += 1
-        runner.stage_optimizer_step += 1
-    elif step.num_steps != runner.steps_per_batch and _counts_steps(runner):
-        raise ValueError(
-            f"num_steps was {runner.num_steps} when the scheduler was made, with {runner.steps_per_batch} steps in "
-            f"each batch, but learn() made {step.num_steps} in batch {runner.loader_batch_step} of loader "
-            f"{runner.loader_key!r}: set steps_per_batch in the runner's class; if the number differs between batches, "
-            "use a schedule for epochs, with scheduler_interval='epoch'"
-        )
-
-
-def _counts_steps(runner: IRunner) -> bool:
-    """Return whether the schedule may be for a number of steps: made in the run, and not only stepped per epoch.
-
-    The user's code may step what a hook made at any time; a function that was passed to ``train`` was told the number.
-    """
-    stage = runner.current_run.stage
-    if not stage.schedule_counts_steps:
-        return False
-    if runner.scheduler_interval == "manual":
-        return bool(stage.made_schedulers)
-    steppers = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, ISchedulerCallback)]
-    return not steppers or not all(each.is_per_epoch for each in steppers)
-
-
-def check_losses(runner: IRunner) -> None:
-    """Raise at the end of a training loader if a loss of ``learn`` was NaN.
-
-    Raises:
-        ValueError: with the place.
-    """
-    largest = runner.gradient_step.learned.largest
-    if largest is not None and _is_bad(float(largest), runner):
-        raise ValueError(
-            f"a loss of learn() became {float(largest)} within epoch {runner.epoch_step} of loader "
-            f"{runner.loader_key!r}{advice(runner)}"
-        )
 
 
 def check_loss(loss: Any, what: str, runner: IRunner) -> None:
@@ -180,10 +179,11 @@ def check_loss(loss: Any, what: str, runner: IRunner) -> None:
         kind = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         graph = " without a graph (detached?)" if isinstance(loss, Tensor) and not loss.requires_grad else ""
         raise ValueError(f"{what} in {where} must be a scalar tensor with a graph, got {kind}{graph}")
-    if _is_bad(loss.item(), runner):
-        raise ValueError(f"{what} is {loss.item()} in {where}, rank {runner.engine.rank}{advice(runner)}")
+    if _is_bad(loss.item(), runner.engine.precision):
+        end = advice(runner.callbacks, gradient_clip=runner.gradient_clip)
+        raise ValueError(f"{what} is {loss.item()} in {where}, rank {runner.engine.rank}{end}")
 
 
-def _is_bad(loss: float, runner: IRunner) -> bool:
+def _is_bad(loss: float, precision: Precision) -> bool:
     # A gradient scaler handles infinities; NaN is an error in any precision.
-    return math.isnan(loss) or (math.isinf(loss) and not runner.engine.precision.skips_steps)
+    return math.isnan(loss) or (math.isinf(loss) and not precision.skips_steps)

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from runnerkit.types import as_dict
 
-if TYPE_CHECKING:
-    from runnerkit.callback import IRunner
-
 logger = logging.getLogger(__name__)
 
 
-def check(runner: IRunner) -> None:
-    """Warn, once per stage, if losses of several batches or processes are averaged by the wrong weights.
+def warn(criteria: Any, batch: Any) -> None:
+    """Warn if losses of several batches or processes are averaged by the wrong weights.
 
-    Call at the end of a training batch whose weight can matter and is not set. Waits for the device once.
+    Call once per stage, at the end of a training batch whose weight can matter and is not set, for losses that are
+    means. Waits for the device once.
     """
-    stage = runner.current_run.stage
-    if stage.has_checked_criterion or runner.loss_reduction == "sum":
-        return
-    stage.has_checked_criterion = True
-    for criterion in as_dict(runner.criterion).values():
-        what = _divisor_of(criterion, runner.batch)
-        if what is not None and runner.engine.is_main_process:
+    for criterion in as_dict(criteria).values():
+        what = _divisor_of(criterion, batch)
+        if what is not None:
             logger.warning(
                 "%s(%s) is a mean over %s, but gradients and the logged mean weight the batches of a step, and the "
                 "processes, by their numbers of samples: set self.batch_weight in handle_batch, see 'Weights' in "

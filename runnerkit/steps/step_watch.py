@@ -10,6 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from runnerkit.callback import IOptimizerCallback, innermost
+from runnerkit.precision import Precision
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ class StepWatch:
         if runner.loader_pass.num_skipped:
             return
         self.leave(runner)
-        if not self.has_stepped and runner.engine.is_main_process and not _may_have_skipped(runner):
+        may_have_skipped = _may_have_skipped(runner.optimizer, runner.engine.precision)
+        if not self.has_stepped and runner.engine.is_main_process and not may_have_skipped:
             self._warn(runner)
 
     def leave(self, runner: IRunner) -> None:
@@ -105,8 +107,8 @@ class StepWatch:
         )  # fmt: skip
 
 
-def _may_have_skipped(runner: IRunner) -> bool:
+def _may_have_skipped(optimizers: Any, precision: Precision) -> bool:
     """Return whether a gradient scaler may have skipped the steps, as it does with the first ones of a run."""
-    groups = [group for each in as_dict(runner.optimizer).values() for group in each.param_groups]
+    groups = [group for each in as_dict(optimizers).values() for group in each.param_groups]
     has_gradients = any(parameter.grad is not None for group in groups for parameter in group["params"])
-    return runner.engine.precision.skips_steps and has_gradients
+    return precision.skips_steps and has_gradients

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from runnerkit.metrics.reduction import Processes
 from runnerkit.types import widest_float
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class SumOfShares:
         self._asked = self._asked + share if self._num_asked else share
         self._num_asked += 1
         if is_last:
-            self._mean_asked = total_share(runner, self._asked)
+            self._mean_asked = total_share(runner.engine.data_parallel, self._asked)
 
     def divisor(self, runner: IRunner, *, num_batches: int) -> Any:
         """Return the sum of the shares of the step's batches, a mean over processes; see :func:`divisor_of`.
@@ -74,14 +75,13 @@ class SumOfShares:
             total = num_batches + self._surplus
         else:
             # Not under way if the loader has ended within a group of batches: then no batch was said to be the last.
-            total = (self._mean_asked or total_share(runner, self._asked))()
+            total = (self._mean_asked or total_share(runner.engine.data_parallel, self._asked))()
             self._mean_asked = None
         return divisor_of(total)
 
 
-def total_share(runner: IRunner, share: float | Tensor) -> Any:
+def total_share(ranks: Processes, share: float | Tensor) -> Any:
     """Start to sum the shares of all ranks; return a function that waits for their mean, a number or a () tensor."""
-    ranks = runner.engine.data_parallel
     total = ranks.start_sum(on_device(share, ranks.device))
     if ranks.device.type == "cpu":
         return lambda: total().item() / ranks.num_processes

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from runnerkit.checkpoints.store import CheckpointStore
 from runnerkit.loop.stop_signals import TIME_IS_UP, StopRequests, handling_stop_signals, stopped_by
-from runnerkit.steps.budget import is_epoch_left
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -60,7 +59,7 @@ class StopOnSignal:
             if self.max_hours is not None:
                 self._ask_in_time(runner, self.max_hours)
             number = self._requests.agree(runner.batch_step, runner.engine)
-        ends_stage = runner.need_early_stop or not is_epoch_left(runner)
+        ends_stage = runner.need_early_stop or not runner.current_run.stage.budget.is_epoch_left(runner)
         return None if ends_stage and runner.stage_key == [*runner.stages][-1] else number
 
     def _ask_in_time(self, runner: IRunner, max_hours: float) -> None:

@@ -85,7 +85,7 @@ def _length(runner: IRunner, *, is_per_step: bool) -> int | None:
     """Return the steps or epochs of the stage; None if they are not known."""
     if is_per_step:
         return runner.current_run.stage.num_steps
-    budget = runner.current_run.stage.budget
+    budget = runner.current_run.stage.budget.given
     return budget.num_epochs if budget.limits == ["num_epochs"] else None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch.optim import lr_scheduler
 
-from runnerkit.steps.budget import count_steps, steps_per_epoch
+from runnerkit.steps.budget import steps_per_epoch
 from runnerkit.support.torch_internals import inner_schedulers, starts_of
 from runnerkit.warmup import WarmupLR
 
@@ -53,10 +53,11 @@ def check_unit(scheduler: Any, runner: IRunner) -> None:
     Raises:
         ValueError: it has as many units as the stage has steps.
     """
-    stage, per_epoch = runner.current_run.stage, steps_per_epoch(runner)
+    stage = runner.current_run.stage
+    per_epoch = steps_per_epoch(runner.loaders, runner.callbacks, steps_per_batch=runner.steps_per_batch)
     if stage.num_steps is None or per_epoch == 1:
         return
-    num_batches, num_processes = count_steps(runner, {1}) or 0, runner.engine.num_processes
+    num_batches, num_processes = stage.budget.count_steps(runner, {1}) or 0, runner.engine.num_processes
     counts = {num_batches * num_processes: f"batches of {num_processes} processes", num_batches: "batches"}
     counts[stage.num_steps] = "optimizer steps"
     for name, length in _lengths(scheduler):
@@ -79,10 +80,10 @@ def warn_if_idle(scheduler: Any, runner: IRunner) -> None:
 
     If the length of an epoch is known, :func:`check_unit` has said so.
     """
-    is_of_steps = runner.current_run.stage.budget.num_steps is not None
+    is_of_steps = runner.current_run.stage.budget.given.num_steps is not None
     is_one_epoch = runner.stage_epoch_step == 1 and runner.stage_optimizer_step > 0
-    is_known = steps_per_epoch(runner) is not None
-    if not is_of_steps or not is_one_epoch or is_known or _acts_otherwise(scheduler):
+    per_epoch = steps_per_epoch(runner.loaders, runner.callbacks, steps_per_batch=runner.steps_per_batch)
+    if not is_of_steps or not is_one_epoch or per_epoch is not None or _acts_otherwise(scheduler):
         return
     if not runner.engine.is_main_process:
         return
