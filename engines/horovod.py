@@ -183,7 +183,7 @@ class HorovodEngine(SeveralProcessesEngine):
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
         # Wrap optimizers first: Horovod creates new ones, and a precision may modify the ones that step.
-        names = {
+        names: dict[Tensor, str] = {
             parameter: f"{key}.{name}" if key else name
             for key, model in models.items()
             for name, parameter in model.named_parameters()

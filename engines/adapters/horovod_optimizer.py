@@ -58,7 +58,7 @@ class DistributedStep:
         self._shared = shared
         sent_elsewhere = {each for one in shared for each in one._parameters}
         held = [*parameters_of(original)]
-        self._parameters = [each for each in held if each not in sent_elsewhere]
+        self._parameters: list[Tensor] = [each for each in held if each not in sent_elsewhere]
         try:
             with _frozen(each for each in held if each in sent_elsewhere):  # Horovod gives them no hook
                 self.optimizer: Any = hvd.DistributedOptimizer(
