@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from runnerkit.sampling.loader_members import LoaderMembers
+from runnerkit.support.members import field_values
 from runnerkit.types import Batch
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, Mapping):
         return value.values()
     if is_dataclass(value) and not isinstance(value, type):
-        return (getattr(value, each.name) for each in fields(value))
+        return [each for _, each in field_values(value)]
     return value if isinstance(value, list | tuple) else ()
 
 
@@ -58,7 +60,7 @@ def check(runner: IRunner) -> None:
     runner.current_run.stage.checked_batch_sizes.add(key)
     if size != batch_size_of(batch):
         return
-    expected, reason = getattr(runner.loader, "batch_size", None), _disagreement(batch, size)
+    expected, reason = LoaderMembers(runner.loader).batch_size, _disagreement(batch, size)
     if isinstance(expected, int) and (size > expected or (runner.loader_batch_len or 0) > 1):  # one batch may be short
         if size > expected or (size < expected and reason):  # otherwise collate_fn may have dropped samples
             runner.current_run.stage.miscounted.add(key)

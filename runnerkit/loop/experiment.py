@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -114,4 +115,5 @@ def _deadline(runner: IRunner, error: BaseException, name: str) -> Iterator[None
 
 
 def _name_of(method: Callable[..., Any]) -> str:
-    return f"{type(getattr(method, '__self__', None)).__name__}.{method.__name__}"
+    owner = method.__self__ if isinstance(method, MethodType) else None
+    return f"{type(owner).__name__}.{method.__name__}"

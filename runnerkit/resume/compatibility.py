@@ -19,9 +19,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from runnerkit.checkpoints.weights import listed
+from runnerkit.sampling.loader_members import LoaderMembers
 from runnerkit.sampling.orders import check_order
 from runnerkit.sampling.sharding import share_of
 from runnerkit.steps.budget import is_epoch_left
+from runnerkit.support.component_members import OptimizerMembers
 from runnerkit.support.plain_values import flat, plain
 from runnerkit.support.redaction import redacted
 from runnerkit.support.torch_internals import inner_schedulers
@@ -190,7 +192,7 @@ def _settings(runner: IRunner) -> Iterator[tuple[str, Any]]:
         name = f"torch.get_num_threads() in {runner.engine.num_processes} process(es)"
         yield name, torch.get_num_threads()
     for key, loader in runner.loaders.items():
-        yield f"batch_size of {key}", plain(getattr(loader, "batch_size", None))
+        yield f"batch_size of {key}", plain(LoaderMembers(loader).batch_size)
     for name, scheduler in _schedulers(runner):
         yield name, None if scheduler is None else type(scheduler).__name__
         yield from ((f"{name}.{key}", plain(value)) for key, value in _arguments(scheduler).items())
@@ -198,7 +200,7 @@ def _settings(runner: IRunner) -> Iterator[tuple[str, Any]]:
         name = f"optimizer {key}".strip()
         yield name, type(optimizer).__name__
         # The defaults, because some options of the groups change during the run.
-        yield from flat(plain(getattr(optimizer, "defaults", {})), name)
+        yield from flat(plain(OptimizerMembers(optimizer).defaults), name)
 
 
 def _schedulers(runner: IRunner) -> Iterator[tuple[str, Any]]:

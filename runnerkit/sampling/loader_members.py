@@ -38,6 +38,8 @@ class SamplerMembers(Members):
         num_labels: length of the data set that it was made for, in samplers of runnerkit.
         replacement, shuffle: options that its order depends on.
         stride: samples, or whole batches, of all processes in a step, in shares of 0.1.
+        position_after: tells a position in the data, in shares.
+        recorded_share: the share whose batches it records.
     """
 
     sampler = Member[Any](None)
@@ -50,6 +52,8 @@ class SamplerMembers(Members):
     batch_size = Member[int | None](None)
     drop_last = Member[bool | None](None)
     stride = Member(1)
+    position_after = Member[Callable[..., Any] | None](None)
+    recorded_share = Member[Any](None, name="_share")
 
 
 class DatasetMembers(Members):

@@ -217,9 +217,10 @@ def share_of(loader: Any) -> LoaderShare:
         found = getattr(loader, name, None)
         if isinstance(found, LoaderShare):
             return found
-        if hasattr(found, "position_after"):
+        members = SamplerMembers(found)
+        if members.position_after is not None:
             return AdaptedShare(found)
-        if hasattr(found, "_share"):  # a recorder of what it yields
+        if members.recorded_share is not None:
             return share_of(found)
     return _WHOLE
 

@@ -1,0 +1,52 @@
+"""What is asked of optimizers, schedulers and modules of any class, the user's included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from runnerkit.support.members import Member, Members
+
+
+class OptimizerMembers(Members):
+    """What an optimizer may have; ``groups_of`` in types.py returns its groups.
+
+    Attributes:
+        defaults: the options that it was made with.
+        train, eval: exchange the weights with those for evaluation, in schedule-free optimizers.
+    """
+
+    defaults = Member[Mapping[str, Any]]({})
+    train = Member[Callable[[], Any] | None](None)
+    eval = Member[Callable[[], Any] | None](None)
+
+
+class SchedulerMembers(Members):
+    """What a learning-rate scheduler may have; ``inner_schedulers`` in torch_internals.py returns those inside it.
+
+    Attributes:
+        optimizer: the one that it schedules.
+        state_dict, load_state_dict: its position in the schedule.
+    """
+
+    optimizer = Member[Any](None)
+    state_dict = Member[Callable[[], dict[str, Any]] | None](None)
+    load_state_dict = Member[Callable[[dict[str, Any]], Any] | None](None)
+
+
+class ModuleMembers(Members):
+    """What a module may have.
+
+    Attributes:
+        reduction: how a criterion reduces the losses of a batch.
+        reset_parameters, own_reset: fill the parameters of a layer of torch.
+        init_weights: fills the parameters of a module inside a model of Hugging Face.
+        config, generation_config: settings of a model of Hugging Face.
+    """
+
+    reduction = Member[Any](None)
+    reset_parameters = Member[Callable[[], Any] | None](None)
+    own_reset = Member[Callable[[], Any] | None](None, name="_reset_parameters")
+    init_weights = Member[Callable[[Any], Any] | None](None, name="_init_weights")
+    config = Member[Any](None)
+    generation_config = Member[Any](None)
