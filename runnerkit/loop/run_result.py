@@ -15,6 +15,7 @@ from runnerkit.engine import IEngine
 from runnerkit.loop.attributes import Components, ProcessAttributes, ProcessState
 from runnerkit.seeding.initialization import is_left_to_checkpoint, mark_left_to_checkpoint
 from runnerkit.support import pickling
+from runnerkit.support.component_members import StateMembers
 from runnerkit.support.device_move import move
 from runnerkit.types import as_dict, is_maker
 
@@ -134,7 +135,7 @@ def _adopt_component(runner: IRunner, name: str, component: Any) -> None:
         return
     try:
         for key, each in mine.items():
-            if each is not theirs[key] and hasattr(each, "load_state_dict"):
+            if each is not theirs[key] and StateMembers(each).load_state_dict is not None:
                 each.load_state_dict(theirs[key].state_dict())
             if isinstance(each, nn.Module) and is_left_to_checkpoint(theirs[key]):
                 mark_left_to_checkpoint(each)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from runnerkit.support.members import Member, Members
@@ -21,17 +21,28 @@ class OptimizerMembers(Members):
     eval = Member[Callable[[], Any] | None](None)
 
 
-class SchedulerMembers(Members):
+class StateMembers(Members):
+    """The methods of components whose state a checkpoint holds."""
+
+    state_dict = Member[Callable[[], dict[str, Any]] | None](None)
+    load_state_dict = Member[Callable[[dict[str, Any]], Any] | None](None)
+
+
+class SchedulerMembers(StateMembers):
     """What a learning-rate scheduler may have; ``inner_schedulers`` in torch_internals.py returns those inside it.
 
     Attributes:
         optimizer: the one that it schedules.
-        state_dict, load_state_dict: its position in the schedule.
+        last_epoch: its number of steps, in schedulers of torch.
+        lr_lambdas: the functions of a LambdaLR.
+        step_update, t_in_epochs: the step after each batch, and whether the schedule counts epochs, in timm.
     """
 
     optimizer = Member[Any](None)
-    state_dict = Member[Callable[[], dict[str, Any]] | None](None)
-    load_state_dict = Member[Callable[[dict[str, Any]], Any] | None](None)
+    last_epoch = Member[int | None](None)
+    lr_lambdas = Member[Iterable[Any]](())
+    step_update = Member[Callable[..., Any] | None](None)
+    t_in_epochs = Member[Any](True)
 
 
 class ModuleMembers(Members):
