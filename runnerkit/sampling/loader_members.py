@@ -1,4 +1,4 @@
-"""What is asked of loaders, samplers and data sets of any class, the user's included."""
+"""Members of loaders, samplers and data sets that some classes lack, the user's included."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runnerkit.support.members import Member, Members
 
 
 class LoaderMembers(Members):
-    """What a loader may have; torch's DataLoader has the settings.
+    """Members of loaders.
 
     Attributes:
         pipeline: the stages of a loader of WebDataset.
@@ -30,7 +30,7 @@ class LoaderMembers(Members):
 
 
 class SamplerMembers(Members):
-    """What a sampler, or a batch sampler, may have.
+    """Members of samplers and batch samplers.
 
     Attributes:
         sampler: the sampler inside a batch sampler or a wrapper.
@@ -57,10 +57,10 @@ class SamplerMembers(Members):
 
 
 class DatasetMembers(Members):
-    """What a data set, or a shard of a stream, may have; docs/data.md and docs/streams.md describe these members.
+    """Members of data sets and of shards of a stream; docs/data.md and docs/streams.md describe these members.
 
     Attributes:
-        __getitems__: fetches a batch.
+        getitems: fetches a batch.
         lane_order: returns an order of its own, by files.
         check_share: raises unless a sampler and a step size suit it.
         keeps_order: whether it yields samples in its own order.

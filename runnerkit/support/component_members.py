@@ -1,4 +1,4 @@
-"""What is asked of optimizers, schedulers and modules of any class, the user's included."""
+"""Members of optimizers, schedulers and modules that some classes lack, the user's included."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from runnerkit.support.members import Member, Members
 
 
 class OptimizerMembers(Members):
-    """What an optimizer may have; ``groups_of`` in types.py returns its groups.
+    """Members of optimizers; ``groups_of`` in types.py returns its groups.
 
     Attributes:
         defaults: the options that it was made with.
@@ -22,14 +22,14 @@ class OptimizerMembers(Members):
 
 
 class StateMembers(Members):
-    """The methods of components whose state a checkpoint holds."""
+    """Methods of components whose state a checkpoint holds."""
 
     state_dict = Member[Callable[[], dict[str, Any]] | None](None)
     load_state_dict = Member[Callable[[dict[str, Any]], Any] | None](None)
 
 
 class SchedulerMembers(StateMembers):
-    """What a learning-rate scheduler may have; ``inner_schedulers`` in torch_internals.py returns those inside it.
+    """Members of learning-rate schedulers; ``inner_schedulers`` in torch_internals.py returns those inside it.
 
     Attributes:
         optimizer: the one that it schedules.
@@ -46,7 +46,7 @@ class SchedulerMembers(StateMembers):
 
 
 class ModuleMembers(Members):
-    """What a module may have.
+    """Members of modules.
 
     Attributes:
         reduction: how a criterion reduces the losses of a batch.

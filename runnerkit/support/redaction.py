@@ -64,7 +64,7 @@ def _fields_of(value: Any) -> Mapping[Any, Any] | None:
         return dict(vars(value))
     if is_dataclass(value) and not isinstance(value, type):
         return dict.fromkeys((each.name for each in fields(value)), None) | dict(field_values(value))
-    return value._asdict() if is_named_tuple(value) else None  # type: ignore[no-any-return]  # of any class
+    return dict(zip(value._fields, value, strict=False)) if is_named_tuple(value) else None
 
 
 def redacted_command(words: Iterable[str]) -> list[str]:

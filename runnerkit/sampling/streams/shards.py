@@ -38,7 +38,7 @@ _OPENERS = ("StreamingOpen", "FileCache", "tarfile_samples")
 
 
 class _HuggingFaceMembers(Members):
-    """What a data set of Hugging Face has: the last link of its chain of operations, and how it was split."""
+    """Members of Hugging Face's data sets: the last link of the chain of operations, and how it was split."""
 
     last_link = Member[Any](None, name="_ex_iterable")
     split = Member[Any](None, name="_distributed")
@@ -49,7 +49,7 @@ class _SplitMembers(Members):
 
 
 class _LinkMembers(Members):
-    """What a link of such a chain may have: the links before it, and arguments of the operation."""
+    """Members of a link of such a chain: the links before it, and arguments of the operation."""
 
     ex_iterable = Member[Any](None)
     ex_iterables = Member[Iterable[Any]](())
@@ -60,7 +60,7 @@ class _LinkMembers(Members):
 
 
 class _StageMembers(Members):
-    """What a stage of a WebDataset pipeline may have: the function that it curries, and members of lists of shards."""
+    """Members of a stage of a WebDataset pipeline: the function that it curries, and those of a list of shards."""
 
     function = Member[Any](None, name="f")
     name = Member[str | None](None, name="__name__")
