@@ -57,7 +57,7 @@ class SamplerMembers(Members):
 
 
 class DatasetMembers(Members):
-    """Members of data sets and of shards of a stream; docs/data.md and docs/streams.md describe these members.
+    """Members of data sets and of shards of a stream; docs/streams.md describes those of streams.
 
     Attributes:
         getitems: fetches a batch.
