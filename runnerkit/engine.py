@@ -279,7 +279,7 @@ class IEngine(JobProcess, ABC):
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         """Reset `optimizer`'s gradients before the first batch of a step, including those that no step used."""
-        zero_grad = optimizer.zero_grad
+        zero_grad: Any = optimizer.zero_grad
         if not isinstance(zero_grad, MethodType) or zero_grad.__func__ is not Optimizer.zero_grad:
             zero_grad()
             return

@@ -24,7 +24,7 @@ def pruning_function(name: PruningFn) -> Callable[..., Any]:
 
     functions = (prune.l1_unstructured, prune.random_unstructured, prune.ln_structured, prune.random_structured)
     known: dict[str, Callable[..., Any]] = {each.__name__: each for each in functions}
-    if name not in known and not callable(name):
+    if not callable(name) and not (isinstance(name, str) and name in known):
         raise ValueError(
             f"pruning_fn must be one of {', '.join(known)} or a function (module, name, amount), got {name!r}"
         )

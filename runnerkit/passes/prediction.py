@@ -212,8 +212,7 @@ def _batches(runner: Predictor, loader: Any, prediction: Prediction) -> Iterator
 def _warn_about_gaps(loader: Any, share: LoaderShare) -> None:
     """Warn if a loader drops samples because drop_last cannot be unset in its share."""
     batch_sampler = samplers_of(loader)[1]
-    drops = LoaderMembers(loader).drop_last or SamplerMembers(batch_sampler).drop_last
-    if share.drop_last is None and drops:
+    if share.drop_last is None and (LoaderMembers(loader).drop_last or SamplerMembers(batch_sampler).drop_last):
         logger.warning(
             "loader %r: its sampler keeps drop_last=True, so the samples of a short last batch are not predicted; "
             "use drop_last=False",
