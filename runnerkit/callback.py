@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from pathlib import Path
 from types import MethodType
@@ -122,8 +122,14 @@ class IListener(ABC):
 
     def listens_to(self, event: str) -> bool:
         """Check if `event` is overridden by the class or on the object; called once per stage."""
-        method = getattr(self, event)
+        method = method_of(self, event)
         return not isinstance(method, MethodType) or method.__func__ is not vars(IListener)[event]
+
+
+def method_of(listener: IListener, event: str) -> Callable[[IRunner], None]:
+    """Return the method of `listener` that acts on `event`, one of the events."""
+    method: Callable[[IRunner], None] = getattr(listener, event)
+    return method
 
 
 class ICallback(IListener):
@@ -189,8 +195,8 @@ class Callback(ICallback):
 
 def innermost(callback: ICallback) -> ICallback:
     """Return the callback inside of wrappers such as ControlFlowCallback, or `callback` itself."""
-    while isinstance(inner := getattr(callback, "callback", None), ICallback):
-        callback = inner
+    while isinstance(callback, ICallback) and isinstance(callback.callback, ICallback):
+        callback = callback.callback
     return callback
 
 
@@ -208,11 +214,13 @@ class IOptimizerCallback(Callback):
     Attributes:
         own_accumulation_steps: batches whose gradients are averaged into one step; 1 leaves it to the runner.
         accumulation_steps: the resulting number, once a stage has started.
+        metric_key: name of the loss whose gradients it steps on.
         num_pending: batches whose gradients are accumulated for the next step.
     """
 
     own_accumulation_steps: int = 1
     accumulation_steps: int = 1
+    metric_key: str = "loss"
     num_pending: int = 0
 
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import MethodType
 from typing import Any, Literal, TypedDict, Unpack, cast
 
 import torch
@@ -24,7 +25,7 @@ from runnerkit.sampling.sharding import shard_loader
 from runnerkit.support.arguments import RENAMED, refuse_renamed
 from runnerkit.support.backend_switches import BackendSwitches
 from runnerkit.support.device_move import move
-from runnerkit.support.torch_internals import COMPILED
+from runnerkit.support.torch_internals import uncompiled as uncompiled  # for authors of engines
 from runnerkit.types import Batch, StateDict
 
 __all__ = ["IEngine"]
@@ -278,8 +279,9 @@ class IEngine(JobProcess, ABC):
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         """Reset `optimizer`'s gradients before the first batch of a step, including those that no step used."""
-        if getattr(optimizer.zero_grad, "__func__", None) is not Optimizer.zero_grad:
-            optimizer.zero_grad()
+        zero_grad: Any = optimizer.zero_grad
+        if not isinstance(zero_grad, MethodType) or zero_grad.__func__ is not Optimizer.zero_grad:
+            zero_grad()
             return
         # Like torch's zero_grad, but without its profiler record, which takes twenty times as long.
         for group in optimizer.param_groups:
@@ -392,8 +394,3 @@ class IEngine(JobProcess, ABC):
     def load_state_dict(self, state: StateDict) -> None:
         """Load a :meth:`state_dict`."""
         self.precision.load_state_dict(state)
-
-
-def uncompiled(module: nn.Module) -> nn.Module:
-    """Return the module inside a ``torch.compile`` wrapper, or `module` itself."""
-    return getattr(module, COMPILED, module)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 from torch import Tensor
 
 from runnerkit.communicator import Communicator, OneProcess, ReduceOp
+from runnerkit.support.members import overrides
 
 T = TypeVar("T")
 
@@ -168,13 +169,13 @@ class JobProcess:
 
 def _is_inherited(process: JobProcess) -> bool:
     names = ("reduce", "start_sum", "gather_object", "broadcast_object", "barrier")
-    return any(getattr(type(process), name) is getattr(JobProcess, name) for name in names)
+    return not all(overrides(process, JobProcess, name) for name in names)
 
 
 def _launcher_of(process: JobProcess) -> Launcher:
     given: Any = process.launcher
     launcher = given() if callable(given) else given
-    if not (hasattr(launcher, "launch") and hasattr(launcher, "stream")):
+    if not all(hasattr(launcher, name) for name in ("launch", "stream")):
         raise TypeError(
             f"{type(process).__name__}.launcher must be a method that returns a Launcher, or a Launcher, got "
             f"{launcher!r}: give an attribute of yours another name"

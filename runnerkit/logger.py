@@ -14,6 +14,7 @@ from torch import Tensor
 
 from runnerkit.support.arguments import explain_renamed
 from runnerkit.support.host_copy import read_metrics_at_once
+from runnerkit.support.members import overrides
 from runnerkit.types import Metrics, Scalar
 
 __all__ = ["ILogger"]
@@ -165,7 +166,7 @@ def takes(loggers: Mapping[str, ILogger], method: str) -> bool:
     >>> takes({}, "log_image")
     False
     """
-    return any(getattr(type(each), method) is not getattr(ILogger, method) for each in loggers.values())
+    return any(overrides(each, ILogger, method) for each in loggers.values())
 
 
 class StepQueue:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -253,8 +253,9 @@ class TrainOptions:
         _ = self.chosen_engine
 
     def _check_flags(self) -> None:
-        names = ("detect_anomaly", "deterministic", "verbose", "timeit", "check", "overfit", "profile")
-        check_flags("train", load_best_on_end=self.load_best_on_end, **{name: getattr(self, name) for name in names})
+        check_flags("train", load_best_on_end=self.load_best_on_end, detect_anomaly=self.detect_anomaly)
+        check_flags("train", deterministic=self.deterministic, verbose=self.verbose, timeit=self.timeit)
+        check_flags("train", check=self.check, overfit=self.overfit, profile=self.profile)
         if self.minimize_valid_metric is not None:
             check_flags("train", minimize_valid_metric=self.minimize_valid_metric)
 
@@ -321,7 +322,7 @@ def callbacks_by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | 
         raise TypeError(f"{wanted}, got the class {callbacks.__name__}; pass callbacks=[{callbacks.__name__}(...)]")
     if isinstance(callbacks, ICallback):
         raise TypeError(f"{wanted}, got {type(callbacks).__name__}; put it in a list: callbacks=[...]")
-    if isinstance(callbacks, str) or not hasattr(callbacks, "__iter__"):
+    if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
         raise TypeError(f"{wanted}, got {callbacks!r}; pass for example callbacks=[dl.TimerCallback()]")
     given = list(callbacks)
     for each in given:

@@ -107,7 +107,16 @@ def is_maker(component: Any) -> bool:
     >>> is_maker(lambda parameters: None), is_maker(torch.optim.SGD([torch.zeros(1)], lr=0.1)), is_maker(None)
     (True, False, False)
     """
-    return callable(component) and not hasattr(component, "step")
+    return callable(component) and not has_step(component)
+
+
+def has_step(component: Any) -> bool:
+    """Return whether `component` has a method ``step``, as optimizers and schedulers of any class do.
+
+    >>> has_step(torch.optim.SGD([torch.zeros(1)], lr=0.1)), has_step("adam")
+    (True, False)
+    """
+    return hasattr(component, "step")
 
 
 def widest_float(device: torch.device) -> torch.dtype:

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from runnerkit.types import StateDict
+from runnerkit.support.component_members import SchedulerMembers
+from runnerkit.types import StateDict, groups_of
 
 
 class WarmupLR:
@@ -65,8 +66,8 @@ class WarmupLR:
             raise ValueError(f"start_lr must be between 0 and the learning rates, {full}; got {start_lr}")
         if isinstance(after, WarmupLR):
             raise TypeError("after=WarmupLR(...) would warm up twice; pass the scheduler that follows")
-        own = getattr(after, "optimizer", optimizer)  # user-defined schedulers may lack it
-        if getattr(own, "param_groups", None) is not optimizer.param_groups:
+        own = SchedulerMembers(after).optimizer  # user-defined schedulers may lack it
+        if own is not None and groups_of(own) is not optimizer.param_groups:
             raise ValueError(f"after={type(after).__name__}(...) has another optimizer; create it with the same one")
         self.optimizer = optimizer
         self.after = after
@@ -121,7 +122,8 @@ class WarmupLR:
 
     def state_dict(self) -> StateDict:
         """Return the progress and length of the warm-up, the full rates, and the state of `after`."""
-        after = self.after.state_dict() if hasattr(self.after, "state_dict") else None
+        state = SchedulerMembers(self.after).state_dict
+        after = state() if state is not None else None
         return {"num_done": self.num_done, "length": self.length, "full_lrs": list(self.full_lrs), "after": after}
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -140,8 +142,9 @@ class WarmupLR:
             )
         self.num_done = round(state["num_done"] * self.length / state.get("length", self.length))
         self.full_lrs = list(state["full_lrs"])
-        if state["after"] is not None and hasattr(self.after, "load_state_dict"):
-            self.after.load_state_dict(state["after"])
+        load = SchedulerMembers(self.after).load_state_dict
+        if state["after"] is not None and load is not None:
+            load(state["after"])
 
 
 def cosine_with_warmup(

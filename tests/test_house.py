@@ -6,6 +6,9 @@ from pathlib import Path
 
 from runnerkit import dl
 from runnerkit.loop import position
+from runnerkit.sampling import loader_members
+from runnerkit.support import component_members
+from runnerkit.support.members import Member, Members
 from tests.layers import modules
 
 ROOT = Path(__file__).parents[1]
@@ -131,3 +134,23 @@ def test_no_module_lists_attribute_names_in_a_tuple_of_strings():
                     lists.append((name, node.lineno))
 
     assert lists == []
+
+
+def listed_members():
+    """Return the names of members in the lists of what is asked of loaders, samplers, data sets and components."""
+    kinds = [each for module in (loader_members, component_members) for each in vars(module).values()]
+    kinds = [each for each in kinds if isinstance(each, type) and issubclass(each, Members)]
+    return {member.name for kind in kinds for member in vars(kind).values() if isinstance(member, Member)}
+
+
+def test_a_member_that_a_list_has_is_asked_through_the_list():
+    """So its type and its default are in one place. `set_epoch` is called on parts of every kind."""
+    names, found = listed_members() - {"set_epoch"}, []
+    for name, path in modules(ROOT):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            is_probe = isinstance(node, ast.Call) and last_name(node.func) in ("getattr", "hasattr")
+            if is_probe and isinstance(node.args[1], ast.Constant) and node.args[1].value in names:
+                found.append((name, node.lineno))
+
+    assert {"num_workers", "_init_weights"} < names
+    assert found == []

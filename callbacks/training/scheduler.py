@@ -14,6 +14,7 @@ from runnerkit.callbacks.training.parts.schedule_length import check_length
 from runnerkit.callbacks.training.parts.schedule_unit import check_unit, own_unit, required_argument, warn_if_idle
 from runnerkit.errors import UnknownKeyError
 from runnerkit.support.arguments import check_strings
+from runnerkit.support.component_members import SchedulerMembers
 from runnerkit.types import as_dict, widest_float
 from runnerkit.warmup import WarmupLR
 
@@ -157,10 +158,11 @@ class SchedulerCallback(ISchedulerCallback):
         is_made = (self.scheduler_key or "") in runner.current_run.stage.made_schedulers
         self._steps_per_batch = (self._unit or own_unit(scheduler, is_made=is_made)) == "step"
         warms_up_per_batch = isinstance(scheduler, WarmupLR) and scheduler.is_per_step
-        self._updates = hasattr(scheduler, "step_update")
+        members = SchedulerMembers(scheduler)
+        self._updates = members.step_update is not None
         self._is_ever_per_batch = self._steps_per_batch or warms_up_per_batch or self._updates
         self.is_per_epoch = not self._is_ever_per_batch
-        optimizer = getattr(scheduler, "optimizer", None)
+        optimizer = members.optimizer
         if self._is_ever_per_batch and isinstance(optimizer, Optimizer):
             again = partial(self._step_before_another, runner)
             self._hooks = [optimizer.register_step_pre_hook(again), optimizer.register_step_post_hook(self._note_step)]
@@ -242,14 +244,15 @@ class SchedulerCallback(ISchedulerCallback):
         else:
             scheduler.step()
         if not is_checked:
-            self._count = getattr(scheduler, "last_epoch", None)
+            self._count = SchedulerMembers(scheduler).last_epoch
 
     def _check_is_alone(self, scheduler: Any) -> None:
         """Raise, at the second step, if other code has stepped the scheduler since the first one."""
         if self._count is None:
             return
         self._is_checked = True
-        if getattr(scheduler, "last_epoch", self._count) > self._count:  # a smaller one: the run has gone back
+        count = SchedulerMembers(scheduler).last_epoch
+        if count is not None and count > self._count:  # a smaller one: the run has gone back
             raise ValueError(
                 f"{type(scheduler).__name__} is stepped by the run, and by your code too, so the learning rate changes "
                 "twice as fast: leave out your step(), or write scheduler_interval='manual'"

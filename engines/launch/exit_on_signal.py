@@ -9,19 +9,17 @@ import threading
 from types import FrameType
 from typing import Any
 
-from runnerkit.support.platform import signals
+from runnerkit.support.platform import OwnHandler, signals
 
 _AGAIN_S = 0.02
 
 
-class ExitOnSignal:
+class ExitOnSignal(OwnHandler):
     """Signal handler that unwinds, so that files are closed, and exits with the shell's code for the signal.
 
     Attributes:
         has_fired: whether it has raised SystemExit, which it does once.
     """
-
-    is_runnerkits = True
 
     def __init__(self) -> None:
         self._owner = os.getpid()

@@ -71,8 +71,8 @@ def _record(**fields: Any) -> Record:
         raise ValueError(f"not a checkpoint's name: {record.name!r}")
     if record.kind not in ("runner", "model"):
         raise ValueError(f"kind {record.kind!r} of {record.name}")
-    for name in ("epoch", "batch", "size_bytes"):
-        if not isinstance(getattr(record, name), int):
+    for name, value in (("epoch", record.epoch), ("batch", record.batch), ("size_bytes", record.size_bytes)):
+        if not isinstance(value, int):
             raise TypeError(f"{name} of {record.name} is not an integer")
     if record.stage is not None and not isinstance(record.stage, str):
         raise TypeError(f"stage of {record.name} is not a name")

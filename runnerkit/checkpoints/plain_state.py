@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from runnerkit.support.plain_values import of_same_type
+
 _SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes})
 _DICTS = (OrderedDict, Counter, dict)  # types that torch.load(weights_only=True) restores; the first match counts
 _LISTS = (list, torch.Size, tuple, set)
@@ -139,6 +141,5 @@ def copied(state: Any, *, known: dict[Any, torch.Tensor] | None = None) -> Any:
             copy[key] = copied(value, known=known)
         return copy
     if isinstance(state, list | tuple):
-        items = [copied(value, known=known) for value in state]
-        return type(state)(*items) if hasattr(state, "_fields") else type(state)(items)
+        return of_same_type(state, [copied(value, known=known) for value in state])
     return deepcopy(state)

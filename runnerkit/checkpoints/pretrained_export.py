@@ -22,7 +22,8 @@ from runnerkit.storage.claims import readable
 from runnerkit.storage.remote.copies import name_of, written
 from runnerkit.storage.remote.store import Store
 from runnerkit.storage.remote.urls import as_url
-from runnerkit.support.torch_internals import COMPILED
+from runnerkit.support.component_members import ModuleMembers
+from runnerkit.support.torch_internals import uncompiled
 from runnerkit.types import StateDict
 
 _OF_PEFT = "base_model.model."  # prepended by peft, which no other library removes
@@ -83,7 +84,7 @@ def export_pretrained(
     files: dict[str, str] = {}
     with replacing(out) as folder:
         write_text(folder / CONFIG, json.dumps(values, indent=2, sort_keys=True) + "\n")
-        if (generation := getattr(source, "generation_config", None)) is not None:
+        if (generation := ModuleMembers(source).generation_config) is not None:
             generation.save_pretrained(folder)
         for file, names in parts.filename_to_tensors.items():
             for name in write_safetensors(read({name: weights[name] for name in names}), folder / file):
@@ -151,8 +152,8 @@ def _config_of(config: Any, source: Any) -> dict[str, Any]:
     if config is None and isinstance(source, nn.Module):
         config = source
     if isinstance(config, nn.Module):
-        model = getattr(config, COMPILED, config)
-        return {**_config_of(getattr(model, "config", None), None), "architectures": [type(model).__name__]}
+        model = uncompiled(config)
+        return {**_config_of(ModuleMembers(model).config, None), "architectures": [type(model).__name__]}
     if isinstance(config, str | PathLike):
         path = readable(config)
         path = path / CONFIG if path.is_dir() else path

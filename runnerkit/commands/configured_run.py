@@ -23,6 +23,7 @@ from runnerkit.storage.remote.copies import holds_run
 from runnerkit.storage.remote.logdir import NEW
 from runnerkit.storage.remote.urls import as_url, local_path
 from runnerkit.supervised import SupervisedRunner
+from runnerkit.support.members import overrides
 from runnerkit.train import Runner
 from runnerkit.types import as_dict
 from runnerkit.version import __version__
@@ -89,7 +90,7 @@ def make_run(config: Config) -> tuple[Runner, dict[str, Any]]:
     if not isinstance(runner, Runner):
         raise config.refused("runner", f"is a {type(runner).__name__}; expected a dl.Runner")
     for key in ("model", "loaders"):
-        if config.values.get(key) is None and getattr(type(runner), f"get_{key}") is getattr(Runner, f"get_{key}"):
+        if config.values.get(key) is None and not overrides(runner, Runner, f"get_{key}"):
             raise config.refused(key, "is missing")
     model, criterion = config.make("model"), config.make("criterion")
     for name, each in as_dict(model).items():

@@ -5,8 +5,8 @@ setup.py runs this file alone, so it imports from the package only within functi
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -105,7 +105,7 @@ def _page(topic: str, text: str) -> Page:
 def _described(path: str) -> Iterator[str]:
     """Yield the lines of a public name: its signature, docstring and methods."""
     module, _, name = path.rpartition(".")
-    value = getattr(importlib.import_module(module), name)
+    value = pkgutil.resolve_name(f"{module}:{name}")
     yield f"### {path}\n"
     if inspect.isclass(value) or callable(value):
         yield f"```python\n{name}{_signature_of(value)}\n```\n"
@@ -114,7 +114,7 @@ def _described(path: str) -> Iterator[str]:
         return
     for method, member in vars(value).items():
         if inspect.isfunction(member) and not method.startswith("_"):
-            documented = inspect.getdoc(getattr(value, method)) or ""
+            documented = inspect.getdoc(pkgutil.resolve_name(f"{module}:{name}.{method}")) or ""
             yield f"\n- `{method}{_signature_of(member)}`: {documented.partition(chr(10))[0]}"
 
 

@@ -79,3 +79,5 @@ class ProcessAttributes(Attributes):
 
 class ProcessState:
     """Base of the private objects that belong to the process that runs and never leave it."""
+
+    is_shared_by_scratch_copies = False

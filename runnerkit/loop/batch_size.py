@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any
 
 from torch import Tensor
 
+from runnerkit.support.members import field_values
 from runnerkit.types import Batch
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, Mapping):
         return value.values()
     if is_dataclass(value) and not isinstance(value, type):
-        return (getattr(value, each.name) for each in fields(value))
+        return [each for _, each in field_values(value)]
     return value if isinstance(value, list | tuple) else ()
 
 

@@ -25,6 +25,7 @@ from runnerkit.callback import EVENTS, ICallback, ICheckpointCallback, IListener
 from runnerkit.errors import did_you_mean
 from runnerkit.loop.loader_kinds import check_loader, ends_for_good
 from runnerkit.sampling.feed import dataset_of, samplers_of
+from runnerkit.sampling.loader_members import SamplerMembers
 from runnerkit.sampling.sharding import count_batches, share_of
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def check_samplers(loaders: Mapping[str, Any], engine: IEngine) -> None:
         is_guess = not isinstance(sampler, _OF_TORCH) and not _is_ours(sampler)  # what a custom class means by it
         if made_for > len(dataset) and not is_guess:
             raise ValueError(found)
-        is_choice = isinstance(sampler, SubsetRandomSampler) or isinstance(getattr(sampler, "data_source", None), range)
+        is_choice = isinstance(sampler, SubsetRandomSampler) or isinstance(SamplerMembers(sampler).data_source, range)
         if not engine.is_main_process or is_choice or (is_guess and made_for < len(dataset)):
             continue
         ends = (
@@ -124,7 +125,8 @@ def check_samplers(loaders: Mapping[str, Any], engine: IEngine) -> None:
 def _innermost_sampler(loader: Any) -> Any:
     sampler, batch_sampler, inner = samplers_of(loader)
     sampler = inner if isinstance(batch_sampler, BatchSampler) else sampler
-    return getattr(sampler, "sampler", sampler)  # of a DistributedSamplerWrapper
+    wrapped = SamplerMembers(sampler).sampler  # of a DistributedSamplerWrapper
+    return sampler if wrapped is None else wrapped
 
 
 def _length_made_for(sampler: Any) -> int | None:
@@ -134,9 +136,10 @@ def _length_made_for(sampler: Any) -> int | None:
         return int(largest) + 1 if isinstance(largest, Integral | Tensor) else None
     if isinstance(sampler, WeightedRandomSampler):
         return len(sampler.weights)
+    members = SamplerMembers(sampler)
     if _is_ours(sampler):
-        return getattr(sampler, "num_labels", None)
-    source = getattr(sampler, "data_source", getattr(sampler, "dataset", None))
+        return members.num_labels
+    source = members.dataset if members.data_source is None else members.data_source
     return len(source) if isinstance(source, Sized) and not isinstance(source, str) else None
 
 

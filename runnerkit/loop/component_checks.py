@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from runnerkit.errors import nearest_name
-from runnerkit.types import as_dict
+from runnerkit.types import as_dict, has_step
 
 
 def check_components(*, model: Any = None, criterion: Any = None, optimizer: Any = None) -> None:
@@ -33,7 +34,7 @@ def check_components(*, model: Any = None, criterion: Any = None, optimizer: Any
 
 def _is_optimizer(value: Any) -> bool:
     # A module can be called, but does not make an optimizer.
-    return hasattr(value, "step") or (callable(value) and not isinstance(value, nn.Module))
+    return has_step(value) or (callable(value) and not isinstance(value, nn.Module))
 
 
 def _is_model(value: Any) -> bool:
@@ -54,7 +55,7 @@ def _hint(name: str, value: Any) -> str:
     if name == "criterion":
         loss = _nearest(value, {each.removesuffix("Loss"): each for each in dir(nn) if each.endswith("Loss")})
         return f"pass a module or a function, such as criterion=torch.nn.{loss or 'CrossEntropyLoss'}()"
-    kinds = [each for each in dir(torch.optim) if isinstance(getattr(torch.optim, each), type)]
+    kinds = [name for name, _ in inspect.getmembers(torch.optim, inspect.isclass)]
     kind = _nearest(value, {each: each for each in kinds if each != "Optimizer"})
     return f"pass for example optimizer=torch.optim.{kind or 'Adam'}(model.parameters(), lr=0.001)"
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from runnerkit.precision import FP32
+from runnerkit.sampling.loader_members import LoaderMembers
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
@@ -75,8 +76,9 @@ def _is_about_a_method(error: BaseException, models: Mapping[str, Any], engine: 
     return isinstance(error, RuntimeError) and bool(wrappers) and "mixed torch.Tensor and DTensor" in str(error)
 
 
-def _what_needs_less_shared_memory(loader: Any) -> str:
-    kept = f"{getattr(loader, 'num_workers', None)} x {getattr(loader, 'prefetch_factor', None)}"
+def _what_needs_less_shared_memory(of: Any) -> str:
+    loader = LoaderMembers(of)
+    kept = f"{loader.num_workers} x {loader.prefetch_factor}"
     try:
         usage = shutil.disk_usage("/dev/shm")  # where torch puts batches
         room = f"{usage.free / 1e6:,.1f} MB of {usage.total / 1e6:,.1f} MB are free there now"

@@ -19,6 +19,7 @@ from runnerkit.callback import (
     IListener,
     IMetricCallback,
     innermost,
+    method_of,
 )
 from runnerkit.steps.gradient_step import IDLE, without_weight
 
@@ -51,7 +52,7 @@ class Listeners(dict[str, tuple[Callable[[Any], None], ...]]):
             else:
                 order = [*acting, runner]
             self[event] = tuple(
-                getattr(each, event) for each in order if each.listens_to(event) and receives(each, event)
+                method_of(each, event) for each in order if each.listens_to(event) and receives(each, event)
             )
         scorers = [innermost(each) for each in savers if receives(each, "on_loader_end")]
         keep = [each.keep_scored_weights for each in scorers if isinstance(each, ICheckpointCallback)]

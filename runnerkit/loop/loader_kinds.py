@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import GeneratorType
 from typing import Any
 
@@ -28,10 +29,10 @@ def check_loader(loader: Any, name: str) -> None:
         raise TypeError(f"{what}; pass a loader of its rows, such as {values}")
     if isinstance(loader, Tensor | np.ndarray):  # its rows would be mistaken for batches
         raise TypeError(f"{what}; pass a loader of its rows, such as DataLoader(TensorDataset(tensor), batch_size=...)")
-    is_iterable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
+    is_iterable = isinstance(loader, Iterable) or hasattr(loader, "__getitem__")
     if isinstance(loader, str | bytes) or not is_iterable:
         raise TypeError(f"{what}; expected a DataLoader or an iterable of batches")
-    if isinstance(loader, Dataset) and not hasattr(loader, "__iter__"):  # its samples would be mistaken for batches
+    if isinstance(loader, Dataset) and not isinstance(loader, Iterable):  # its samples would be mistaken for batches
         raise TypeError(
             f"{what}, a data set: pass DataLoader(dataset, batch_size=...), with batch_size=None if its items are "
             "whole batches"

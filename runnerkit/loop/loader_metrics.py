@@ -83,7 +83,7 @@ class LoaderMetrics:
         callbacks = [innermost(each) for each in runner.callbacks.values()]
         if any(isinstance(each, IBackwardCallback) for each in callbacks):
             return
-        losses = [getattr(each, "metric_key", "loss") for each in callbacks if isinstance(each, IOptimizerCallback)]
+        losses = [each.metric_key for each in callbacks if isinstance(each, IOptimizerCallback)]
         for key in losses or (["loss"] if runner.optimizer is not None else []):
             self.check_mean(runner, key)
         bad = next((key for key, value in runner.loader_metrics.items() if self._is_bad(runner, key, value)), None)

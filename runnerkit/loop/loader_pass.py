@@ -11,6 +11,7 @@ from runnerkit.loop.attributes import LoaderAttributes, ProcessState
 from runnerkit.loop.loader_metrics import LoaderMetrics
 from runnerkit.metrics.means import LoaderMeans
 from runnerkit.sampling.feed import num_workers_of
+from runnerkit.sampling.loader_members import LoaderMembers
 from runnerkit.sampling.sharding import (
     batches_of,
     count_batches,
@@ -254,7 +255,7 @@ class Pass(ProcessState):
         stage.checked_batch_sizes.add(key)
         if size != batch_size.batch_size_of(batch):
             return
-        expected, is_only = getattr(runner.loader, "batch_size", None), (runner.loader_batch_len or 0) <= 1
+        expected, is_only = LoaderMembers(runner.loader).batch_size, (runner.loader_batch_len or 0) <= 1
         reason, is_wrong = batch_size.doubt_of(batch, size, expected=expected, is_only=is_only)
         if is_wrong:
             stage.miscounted.add(key)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from runnerkit.loop.component_checks import check_components
+from runnerkit.support.component_members import ModuleMembers
 from runnerkit.types import as_dict, parameters_of
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def check_criterion(criterion: Any, engine: IEngine, *, loss_reduction: str) -> 
         ValueError: with what to do.
     """
     for each in as_dict(criterion).values():
-        if getattr(each, "reduction", None) == "sum" and loss_reduction != "sum" and engine.is_main_process:
+        if ModuleMembers(each).reduction == "sum" and loss_reduction != "sum" and engine.is_main_process:
             logger.warning(
                 "%s(reduction='sum') sums over the batch, but gradients are averaged over processes and accumulated "
                 "batches: pass loss_reduction='sum' to train(), which adds them up", type(each).__name__,

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from runnerkit.callback import ICallback, innermost
 from runnerkit.resume.overrides import options_of
+from runnerkit.sampling.loader_members import LoaderMembers
+from runnerkit.support.component_members import OptimizerMembers
 from runnerkit.support.plain_values import plain
 from runnerkit.support.redaction import redacted
 from runnerkit.types import as_dict
+from runnerkit.warmup import WarmupLR
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -34,7 +38,7 @@ def recorded_settings(runner: IRunner) -> dict[str, Any]:
         "valid_every_steps": runner.valid_every_steps,
     }
     schedulers = as_dict(runner.scheduler)
-    sizes = {key: getattr(loader, "batch_size", None) for key, loader in runner.loaders.items()}
+    sizes = {key: LoaderMembers(loader).batch_size for key, loader in runner.loaders.items()}
     settings: dict[str, Any] = {
         "optimizer": _by_key(
             {key: _optimizer(each, schedulers.get(key)) for key, each in as_dict(runner.optimizer).items()}
@@ -57,7 +61,7 @@ def _by_key(parts: dict[str, Any]) -> Any:
 
 def _optimizer(optimizer: Any, scheduler: Any) -> dict[str, Any]:
     """Return the class and the options; of several parameter groups that differ in an option, a list of values."""
-    groups, defaults = options_of(optimizer), getattr(optimizer, "defaults", {})
+    groups, defaults = options_of(optimizer), OptimizerMembers(optimizer).defaults
     options: dict[str, Any] = {"name": type(optimizer).__name__}
     for name in (each for each in (groups[0] if groups else {}) if each in defaults):
         values = [group.get(name) for group in groups]
@@ -78,9 +82,8 @@ def _without_tensors(value: Any) -> Any:
 
 
 def _rates(groups: list[dict[str, Any]], scheduler: Any, *, default: Any) -> list[Any]:
-    full = getattr(scheduler, "full_lrs", None)  # of a warm-up
-    if full is not None:
-        return list(full)
+    if isinstance(scheduler, WarmupLR):
+        return list(scheduler.full_lrs)
     if scheduler is None:
         return [group["lr"] for group in groups]
     unscheduled = [default] if len(groups) == 1 else [group["lr"] for group in groups]
@@ -89,8 +92,7 @@ def _rates(groups: list[dict[str, Any]], scheduler: Any, *, default: Any) -> lis
 
 def _precision(autocast: Any) -> str | None:
     """Return the dtype of mixed precision; the name of the class is in the engine's entry."""
-    dtype = getattr(autocast, "fast_dtype", None)
-    return None if dtype is None else str(dtype).removeprefix("torch.")
+    return str(autocast.fast_dtype).removeprefix("torch.") if isinstance(autocast, torch.autocast) else None
 
 
 def _monitored(callbacks: Iterable[ICallback]) -> list[str] | None:

@@ -115,7 +115,8 @@ class Run(ProcessState):
         self.emit("on_epoch_start", runner)
         budget = self.stage.budget
         for key in self.resume_point.loaders_left(runner):
-            is_done = budget.is_over(runner) if is_training(key, runner.stage_key) else self.position.is_validated(runner)
+            trains = is_training(key, runner.stage_key)
+            is_done = budget.is_over(runner) if trains else self.position.is_validated(runner)
             if not is_done or self.resume_point.is_within_epoch:
                 self._run_pass(runner, key)
         self.position.end_epoch(runner)

@@ -15,6 +15,7 @@ from runnerkit.engine import IEngine
 from runnerkit.loop.attributes import Components, ProcessAttributes, ProcessState
 from runnerkit.seeding.initialization import is_left_to_checkpoint, mark_left_to_checkpoint
 from runnerkit.support import pickling
+from runnerkit.support.component_members import StateMembers
 from runnerkit.support.device_move import move
 from runnerkit.types import as_dict, is_maker
 
@@ -132,7 +133,7 @@ def _adopted(name: str, mine: Any, theirs: Any) -> Any:
         return theirs
     try:
         for key, each in old.items():
-            if each is not new[key] and hasattr(each, "load_state_dict"):
+            if each is not new[key] and StateMembers(each).load_state_dict is not None:
                 each.load_state_dict(new[key].state_dict())
             if isinstance(each, nn.Module) and is_left_to_checkpoint(new[key]):
                 mark_left_to_checkpoint(each)

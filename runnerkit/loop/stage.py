@@ -22,6 +22,7 @@ from runnerkit.steps import schedulers
 from runnerkit.steps.budget import StageBudget, accumulation_steps_of
 from runnerkit.steps.gradient_step import WeightUnits
 from runnerkit.steps.step_watch import StepWatch
+from runnerkit.support.component_members import SchedulerMembers
 from runnerkit.support.torch_internals import inner_schedulers
 from runnerkit.types import as_dict, like, parameters_of
 
@@ -265,6 +266,6 @@ def _bind_schedulers(schedulers: Any, prepared: dict[int, Any]) -> None:
     bound = list(as_dict(schedulers).values())
     for scheduler in bound:  # and nested ones: torch's SequentialLR and ChainedScheduler, WarmupLR
         bound += inner_schedulers(scheduler)
-        optimizer = getattr(scheduler, "optimizer", None)
+        optimizer = SchedulerMembers(scheduler).optimizer
         if id(optimizer) in prepared and prepared[id(optimizer)] is not optimizer:
             scheduler.optimizer = prepared[id(optimizer)]

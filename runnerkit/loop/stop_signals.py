@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.support.exit_codes import INTERRUPTED, PREEMPTED
-from runnerkit.support.platform import ASKS_A_RUN, signals
+from runnerkit.support.platform import ASKS_A_RUN, OwnHandler, signals
 
 if TYPE_CHECKING:
     from runnerkit.engine import IEngine
@@ -145,4 +145,4 @@ def _log_request(number: int) -> None:
 
 
 def _has_default_effect(handler: Any) -> bool:
-    return handler in (signal.SIG_DFL, signal.default_int_handler) or getattr(handler, "is_runnerkits", False)
+    return handler in (signal.SIG_DFL, signal.default_int_handler) or isinstance(handler, OwnHandler)

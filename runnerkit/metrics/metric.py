@@ -109,7 +109,7 @@ class Metric(ABC):
             if type(each) is not type(self) or each.names != self.names:
                 raise ValueError(
                     f"{type(self).__name__} of {self.names} cannot be merged with {type(each).__name__} of "
-                    f"{getattr(each, 'names', ())}: make both with the same arguments"
+                    f"{each.names if isinstance(each, Metric) else ()}: make both with the same arguments"
                 )
         parts = [part for part in (each.share() for each in (self, *others)) if part is not None]
         parts = [part.placed(index, len(parts)) for index, part in enumerate(parts)]

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runnerkit.support.component_members import OptimizerMembers
+
 
 class EvaluationWeights:
     """The optimizers of a stage that have ``train()`` and ``eval()``, which change the weights in place.
@@ -21,9 +23,8 @@ class EvaluationWeights:
     """
 
     def __init__(self, optimizers: Iterable[Any] = ()) -> None:
-        self._optimizers = [
-            each for each in optimizers if all(callable(getattr(each, name, None)) for name in ("train", "eval"))
-        ]
+        members = [(each, OptimizerMembers(each)) for each in optimizers]
+        self._optimizers = [each for each, its in members if callable(its.train) and callable(its.eval)]
         self._kept: list[tuple[Tensor, Tensor]] | None = None  # weights, and their values in training
 
     def __bool__(self) -> bool:

@@ -20,15 +20,15 @@ def pruning_function(name: PruningFn) -> Callable[..., Any]:
     >>> pruning_function("l1_unstructured").__name__
     'l1_unstructured'
     """
-    known = ("l1_unstructured", "random_unstructured", "ln_structured", "random_structured")
-    if name not in known and not callable(name):
+    from torch.nn.utils import prune  # `import torch` does not import it
+
+    functions = (prune.l1_unstructured, prune.random_unstructured, prune.ln_structured, prune.random_structured)
+    known: dict[str, Callable[..., Any]] = {each.__name__: each for each in functions}
+    if not callable(name) and not (isinstance(name, str) and name in known):
         raise ValueError(
             f"pruning_fn must be one of {', '.join(known)} or a function (module, name, amount), got {name!r}"
         )
-    from torch.nn.utils import prune  # `import torch` does not import it
-
-    function: Callable[..., Any] = getattr(prune, name) if isinstance(name, str) else name
-    return function
+    return known[name] if isinstance(name, str) else name
 
 
 def prunable(

@@ -20,6 +20,7 @@ from runnerkit.callback import (
     IOptimizerCallback,
     ISchedulerCallback,
     innermost,
+    method_of,
 )
 from runnerkit.engine import IEngine
 from runnerkit.logger import ILogger
@@ -194,7 +195,7 @@ def _callers(listeners: Iterable[IListener]) -> list[IListener]:
     codes: dict[CodeType, list[tuple[IListener, Any]]] = {}
     for listener in listeners:
         for each in {id(each): each for each in (listener, _inner(listener))}.values():
-            for method in (getattr(each, event) for event in EVENTS):
+            for method in (method_of(each, event) for event in EVENTS):
                 function, owner = (
                     (method.__func__, method.__self__) if isinstance(method, MethodType) else (method, None)
                 )

@@ -23,6 +23,7 @@ from runnerkit.loop.hooks import call_hook
 from runnerkit.passes.restored_state import isolated, modules_in
 from runnerkit.sampling.feed import dataset_of, num_workers_of, samplers_of
 from runnerkit.sampling.indexed.sampler import ShardedBatchSampler
+from runnerkit.sampling.loader_members import DatasetMembers, LoaderMembers, SamplerMembers
 from runnerkit.sampling.orders import PREDICT
 from runnerkit.sampling.sharding import batches_of, distributed_sampler_of, share_of
 from runnerkit.sampling.share import LoaderShare
@@ -219,8 +220,8 @@ def in_order(rounds: Iterable[list[Any]], *, by_batches: bool, every: int = 1) -
 
 def _warn_about_gaps(loader: Any, share: LoaderShare) -> None:
     """Warn if a loader drops samples because drop_last cannot be unset in its share."""
-    sources = (loader, samplers_of(loader)[1])
-    if share.drop_last is None and any(getattr(each, "drop_last", False) for each in sources):
+    batch_sampler = samplers_of(loader)[1]
+    if share.drop_last is None and (LoaderMembers(loader).drop_last or SamplerMembers(batch_sampler).drop_last):
         logger.warning(
             "loader %r: its sampler keeps drop_last=True, so the samples of a short last batch are not predicted; "
             "use drop_last=False",
@@ -241,8 +242,8 @@ def _warn_of_shuffling(loader: Any) -> None:
 def _is_shuffled(loader: Any) -> bool:
     sampler, _, inner = samplers_of(loader)
     random = RandomSampler | SubsetRandomSampler | WeightedRandomSampler
-    shuffles = any(isinstance(each, random) or getattr(each, "shuffle", False) is True for each in (sampler, inner))
-    return shuffles or not getattr(dataset_of(loader), "keeps_order", True)
+    shuffles = any(isinstance(each, random) or SamplerMembers(each).shuffle is True for each in (sampler, inner))
+    return shuffles or not DatasetMembers(dataset_of(loader)).keeps_order
 
 
 def _num_samples(share: LoaderShare, number: int) -> int | None:

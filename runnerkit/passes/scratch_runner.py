@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from runnerkit.callback import ICallback
+from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.loader_pass import Pass
 from runnerkit.steps.gradient_step import GradientStep
 from runnerkit.types import as_dict
@@ -46,7 +47,8 @@ def scratch_copy(runner: IRunner, *, callbacks: Collection[ICallback]) -> IRunne
 
 def _shared(runner: IRunner, callbacks: Collection[ICallback]) -> Iterator[Any]:
     yield from (runner.engine, runner.loader, runner.batch)
-    yield from (each for each in vars(runner).values() if getattr(each, "is_shared_by_scratch_copies", False))
+    states = (each for each in vars(runner).values() if isinstance(each, ProcessState))
+    yield from (each for each in states if each.is_shared_by_scratch_copies)
     for components in (runner.loaders, runner.loggers, as_dict(runner.scheduler)):
         yield from components.values()
     for modules in (runner.model, runner.current_run.stage.training_model, runner.criterion):

@@ -19,8 +19,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from runnerkit.checkpoints.weights import listed
+from runnerkit.sampling.loader_members import LoaderMembers
 from runnerkit.sampling.orders import check_order
 from runnerkit.sampling.sharding import share_of
+from runnerkit.support.component_members import OptimizerMembers
 from runnerkit.support.plain_values import flat, plain
 from runnerkit.support.redaction import redacted
 from runnerkit.support.torch_internals import inner_schedulers
@@ -184,7 +186,7 @@ def settings_of(runner: IRunner) -> dict[str, Any]:
         name = f"torch.get_num_threads() in {runner.engine.num_processes} process(es)"
         settings[name] = torch.get_num_threads()
     for key, loader in runner.loaders.items():
-        settings[f"batch_size of {key}"] = plain(getattr(loader, "batch_size", None))
+        settings[f"batch_size of {key}"] = plain(LoaderMembers(loader).batch_size)
     for name, scheduler in _by_name(runner.scheduler):
         settings[name] = None if scheduler is None else type(scheduler).__name__
         settings |= {f"{name}.{key}": plain(value) for key, value in _arguments(scheduler).items()}
@@ -192,7 +194,7 @@ def settings_of(runner: IRunner) -> dict[str, Any]:
         name = f"optimizer {key}".strip()
         settings[name] = type(optimizer).__name__
         # The defaults, because some options of the groups change during the run.
-        settings |= flat(plain(getattr(optimizer, "defaults", {})), name)
+        settings |= flat(plain(OptimizerMembers(optimizer).defaults), name)
     return settings
 
 

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from runnerkit.errors import did_you_mean
+from runnerkit.support.component_members import OptimizerMembers
 from runnerkit.support.torch_internals import INNER_SCHEDULERS
 from runnerkit.types import StateDict, groups_of
 from runnerkit.warmup import WarmupLR
@@ -40,7 +41,7 @@ def options_of(optimizer: Any) -> list[dict[str, Any]]:
     groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else []
     accepted = inspect.signature(type(optimizer)).parameters.values()
     takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in accepted)
-    own = set() if takes_any else set(getattr(optimizer, "defaults", {})) - {each.name for each in accepted}
+    own = set() if takes_any else set(OptimizerMembers(optimizer).defaults) - {each.name for each in accepted}
     left = {"params", *own}
     return [
         {

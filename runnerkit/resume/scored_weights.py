@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from runnerkit.callback import ICallback, innermost, optimizer_callbacks
+from runnerkit.callback import ICallback, innermost, method_of, optimizer_callbacks
 from runnerkit.checkpoints.plain_state import copied
 from runnerkit.resume.run_weights import RunWeights
 from runnerkit.support import device_move
@@ -69,11 +69,11 @@ def _may_change(runner: IRunner) -> bool:
 def _changes_weights(listener: Any, event: str) -> bool:
     if not listener.listens_to(event):
         return False
-    return (isinstance(listener, ICallback) and listener.changes_weights) or not _is_own(getattr(listener, event))
+    return (isinstance(listener, ICallback) and listener.changes_weights) or not _is_own(method_of(listener, event))
 
 
 def _is_own(method: Callable[..., Any]) -> bool:
-    return str(getattr(method, "__module__", "")).startswith("runnerkit.")
+    return str(method.__module__).startswith("runnerkit.")
 
 
 def _tensors(state: StateDict) -> Iterator[Tensor]:

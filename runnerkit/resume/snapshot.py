@@ -27,6 +27,7 @@ from runnerkit.sampling.share import PassPosition
 from runnerkit.seeding.generators import rng_state, set_rng_state
 from runnerkit.storage.claims import bring
 from runnerkit.storage.remote.urls import shown
+from runnerkit.support.component_members import StateMembers
 from runnerkit.types import StateDict, as_dict
 from runnerkit.version import __version__
 
@@ -325,7 +326,8 @@ def _stoppers(callbacks: Mapping[str, ICallback]) -> list[str]:
 
 
 def _states(components: Any) -> dict[str, StateDict]:
-    return {key: each.state_dict() for key, each in as_dict(components).items() if hasattr(each, "state_dict")}
+    methods = {key: StateMembers(each).state_dict for key, each in as_dict(components).items()}
+    return {key: method() for key, method in methods.items() if method is not None}
 
 
 def _streams(loaders: Mapping[str, Any], within: str | None, engine: IEngine) -> dict[str, PassPosition]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from runnerkit.sampling.loader_members import LoaderMembers, SamplerMembers
 from runnerkit.sampling.loader_worker import WorkerStart
 from runnerkit.sampling.share import LoaderShare
 from runnerkit.support.torch_internals import forget_length
@@ -43,21 +44,21 @@ def feed_of(loader: Any) -> Any:
 
 def for_device(loader: Any, device: torch.device) -> Any:
     """Return a loader for a process that computes on `device`: a copy if the loader has ``for_device``, else itself."""
-    place = getattr(loader, "for_device", None)
+    place = LoaderMembers(loader).for_device
     return place(device) if callable(place) else loader
 
 
 def num_workers_of(loader: Any) -> int:
     """Return the number of worker processes of a loader; 0 if it is not a DataLoader or a wrapper of one."""
-    return getattr(loader, "num_workers", 0)
+    return LoaderMembers(loader).num_workers
 
 
 def dataset_of(loader: Any) -> Any:
     """Return the data set of a loader, or None."""
-    return getattr(loader, "dataset", None)
+    return LoaderMembers(loader).dataset
 
 
 def samplers_of(loader: Any) -> tuple[Any, Any, Any]:
     """Return a loader's sampler, its batch sampler, and the sampler within that; None for each that it lacks."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    return getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
+    batch_sampler = LoaderMembers(loader).batch_sampler
+    return LoaderMembers(loader).sampler, batch_sampler, SamplerMembers(batch_sampler).sampler

@@ -18,6 +18,7 @@ from torch.utils.data import (
 
 from runnerkit.sampling.epochs import set_epoch
 from runnerkit.sampling.indexed.sampler import Place, PlacedBatch
+from runnerkit.sampling.loader_members import DatasetMembers
 from runnerkit.seeding.generators import (
     GENERATORS,
     SEED_STRIDE,
@@ -141,7 +142,7 @@ class SeededDataset(Dataset[Any]):
 def is_seeded(dataset: Any, collate_fn: Any) -> bool:
     """Return whether seeds, or the epoch in a worker, can affect fetching or collating."""
     fetches_alike = _innermost_type(dataset) in _DRAW_NOTHING or (
-        draws_nothing(dataset) and not isinstance(dataset, Subset) and not hasattr(dataset, "set_epoch")
+        draws_nothing(dataset) and not isinstance(dataset, Subset) and DatasetMembers(dataset).set_epoch is None
     )
     return not fetches_alike or collate_fn not in _DRAW_NOTHING_EITHER
 
@@ -176,4 +177,4 @@ def _fetches_batches(dataset: Any) -> bool:
     if isinstance(dataset, StackDataset):
         held = dataset.datasets
         return any(_fetches_batches(each) for each in (held.values() if isinstance(held, dict) else held))
-    return callable(getattr(dataset, "__getitems__", None))
+    return callable(DatasetMembers(dataset).getitems)

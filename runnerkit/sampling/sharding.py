@@ -22,6 +22,7 @@ from torch.utils.data import (
 from runnerkit.sampling.epochs import set_epoch
 from runnerkit.sampling.feed import OuterLoader, feed_of, samplers_of, with_feed
 from runnerkit.sampling.indexed.sampler import Places, ShardedBatches, ShardedBatchSampler
+from runnerkit.sampling.loader_members import DatasetMembers, LoaderMembers, SamplerMembers
 from runnerkit.sampling.loader_worker import watch_workers
 from runnerkit.sampling.seeded_dataset import SeededDataset, is_seeded
 from runnerkit.sampling.share import AdaptedShare, LoaderShare, WholeLoader
@@ -55,11 +56,11 @@ def shard_loader(
         TypeError: with several processes, a loader that cannot be sharded exactly.
     """
     place: dict[str, Any] = {"rank": rank, "world_size": world_size, "seed": seed}
-    if hasattr(loader, "pipeline"):  # of WebDataset, whose loaders are pipelines too
+    if LoaderMembers(loader).pipeline is not None:  # of WebDataset, whose loaders are pipelines too
         from runnerkit.sampling.streams.sharding import loader_in
 
         loader = loader_in(loader, key=key)
-    if callable(getattr(loader, "shard", None)):
+    if callable(LoaderMembers(loader).shard):
         known = signature(loader.shard).parameters
         if endless and "endless" in known:  # a wrapper
             place["endless"] = True
@@ -113,7 +114,7 @@ def shard_loader(
                 "IterableDataset"
             )
         return loader
-    share_samples = _share_files if hasattr(loader.dataset, "lane_order") else _share_indices
+    share_samples = _share_indices if DatasetMembers(loader.dataset).lane_order is None else _share_files
     return share_samples(loader, key=key, training=training, **place)
 
 
@@ -151,7 +152,7 @@ def _share_indices(loader: DataLoader[Any], *, key: str, training: bool, **place
         share = ShardedBatchSampler(
             sampler, batch_size=batches.batch_size, drop_last=batches.drop_last, training=training, **place
         )
-        check_share = getattr(loader.dataset, "check_share", None)
+        check_share = DatasetMembers(loader.dataset).check_share
         if check_share is not None:
             try:
                 check_share(sampler, share.stride)
@@ -169,7 +170,7 @@ def _share_files(loader: DataLoader[Any], *, key: str, training: bool, **place: 
     from runnerkit.sampling.indexed.lane_order import LaneBatches, LaneBatchSampler  # late, as few runs need it
 
     batches: Any = loader.batch_sampler
-    sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
+    sampler = loader.sampler if batches is None else SamplerMembers(batches).sampler
     if type(sampler) is not SequentialSampler or type(batches) not in (BatchSampler, NoneType):
         raise TypeError(
             f"loader {key!r}: {type(loader.dataset).__name__} has its own order; a {_sampler_name(loader)} would open "
@@ -216,9 +217,10 @@ def share_of(loader: Any) -> LoaderShare:
         found = getattr(loader, name, None)
         if isinstance(found, LoaderShare):
             return found
-        if hasattr(found, "position_after"):
+        members = SamplerMembers(found)
+        if members.position_after is not None:
             return AdaptedShare(found)
-        if hasattr(found, "_share"):  # a recorder of what it yields
+        if members.recorded_share is not None:
             return share_of(found)
     return _WHOLE
 

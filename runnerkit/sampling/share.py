@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
+from runnerkit.sampling.loader_members import SamplerMembers
 from runnerkit.sampling.orders import Order
 
 if TYPE_CHECKING:
@@ -203,9 +204,9 @@ class AdaptedShare(LoaderShare):
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
-        self.batch_size = getattr(sampler, "batch_size", None)
-        self.stride = getattr(sampler, "stride", 1)
-        self.yields_its_length = hasattr(sampler, "sampler")  # one of torch's
+        members = SamplerMembers(sampler)
+        self.batch_size, self.stride = members.batch_size, members.stride
+        self.yields_its_length = members.sampler is not None  # one of torch's
 
     def position_after(self, num_batches: int) -> PassPosition:
         return self.sampler.position_after(num_batches)
@@ -215,7 +216,7 @@ class AdaptedShare(LoaderShare):
 
     @property
     def drop_last(self) -> bool | None:
-        return getattr(self.sampler, "drop_last", None)
+        return SamplerMembers(self.sampler).drop_last
 
     @drop_last.setter
     def drop_last(self, value: bool | None) -> None:

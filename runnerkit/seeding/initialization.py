@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from runnerkit.seeding.generators import derive_seed, keep_rng, seed_generators
+from runnerkit.support.component_members import ModuleMembers
 from runnerkit.support.torch_internals import DispatchMode, is_mutable, storage_id
 
 __all__ = ["initialize_parameters", "parameters_on_meta"]
@@ -175,7 +176,7 @@ class _Slots:
     def current(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return the parameter that the model holds now in place of the original `parameter`."""
         module, name = self._places[parameter][0]
-        return getattr(module, name)  # type: ignore[no-any-return]
+        return module.get_parameter(name)
 
     def put(self, parameters: dict[nn.Parameter, nn.Parameter]) -> None:
         """Replace parameters; `parameters` maps original ones to their replacements."""
@@ -207,9 +208,9 @@ def _in_memory(parameter: nn.Parameter) -> nn.Parameter:
 
 def _fillers(module: nn.Module, path: str, paths: dict[nn.Module, str]) -> list[Callable[[], Any]]:
     """Return the methods that give the parameters of `module` their values, in order."""
-    own = [getattr(module, name, None) for name in ("reset_parameters", "_reset_parameters")]
+    own = [ModuleMembers(module).reset_parameters, ModuleMembers(module).own_reset]
     around = [each for each, its in paths.items() if not its or f"{path}.".startswith(f"{its}.")]
-    of_model = [getattr(each, "_init_weights", None) for each in reversed(around)]  # the nearest first
+    of_model = [ModuleMembers(each).init_weights for each in reversed(around)]  # the nearest first
     found = [*filter(callable, own)][:1], [partial(each, module) for each in of_model if callable(each)][:1]
     return [*found[0], *found[1]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runnerkit.types import as_dict
+from runnerkit.types import as_dict, groups_of
 
 
 def name_of_rate(key: str) -> str:
@@ -21,7 +21,7 @@ def rates_of(optimizer: Any, *, key: str = "") -> dict[str, float]:
     {'lr_D': 0.1, 'lr_D/1': 0.2}
     """
     name = name_of_rate(key)
-    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    rates = [float(group["lr"]) for group in groups_of(optimizer)]
     return {f"{name}/{number}" if number else name: rate for number, rate in enumerate(rates)}
 
 
@@ -32,6 +32,5 @@ def rates_of_all(optimizers: Any) -> dict[str, float]:
         return {"lr": float(groups[0]["lr"])}  # the most common; each step log calls this
     found: dict[str, float] = {}
     for key, each in as_dict(optimizers).items():
-        if hasattr(each, "param_groups"):
-            found |= rates_of(each, key=key)
+        found |= rates_of(each, key=key)
     return found

@@ -6,7 +6,7 @@ from inspect import signature
 from typing import Any
 
 from runnerkit.errors import UnknownKeyError
-from runnerkit.types import Optimizers, Scheduler, as_dict, is_maker, like
+from runnerkit.types import Optimizers, Scheduler, as_dict, has_step, is_maker, like
 
 
 def check_makers(optimizer: Any, scheduler: Any) -> None:
@@ -76,5 +76,5 @@ def _check_made(made: Any, *, what: str) -> None:
         TypeError: with what it returned.
     """
     for each in as_dict(made).values():
-        if not hasattr(each, "step"):
+        if not has_step(each):
             raise TypeError(f"the function passed as {what}= returned {type(each).__name__}; it must return the {what}")

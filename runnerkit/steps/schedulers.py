@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from torch.optim import Optimizer
 
 from runnerkit.callback import ISchedulerCallback, innermost
-from runnerkit.types import as_dict, groups_of
+from runnerkit.support.component_members import SchedulerMembers
+from runnerkit.types import as_dict, groups_of, has_step
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -18,6 +19,7 @@ Interval: TypeAlias = Literal["step", "epoch", "manual"]
 
 _MEANING = "'step' (after each optimizer step), 'epoch' (after each epoch) or 'manual' (your code steps it)"
 _UNUSED = "; in a stage that is meant to keep its learning rate, let get_scheduler return None"
+_EVERY = object()
 _LIGHTNING = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
 
 
@@ -58,7 +60,7 @@ def check_form(scheduler: Any) -> None:
                 f"{name} is the string {each!r}, but schedulers are not chosen by name: write scheduler="
                 "dl.cosine_with_warmup, or an object such as torch.optim.lr_scheduler.StepLR(optimizer, 10)"
             )
-        if each is not None and not hasattr(each, "step") and not callable(each):
+        if each is not None and not has_step(each) and not callable(each):
             raise TypeError(
                 f"{name} is a {type(each).__name__} without a method step(): pass a scheduler, or a function of the "
                 "optimizer and the number of steps"
@@ -76,7 +78,7 @@ def check_scheduler(scheduler: Any, optimizer: Any) -> None:
     check_form(scheduler)
     groups = {id(group) for each in as_dict(optimizer).values() for group in groups_of(each)}
     for key, each in as_dict(scheduler).items():
-        own = getattr(each, "optimizer", None)
+        own = SchedulerMembers(each).optimizer
         if groups and isinstance(own, Optimizer) and not any(id(group) in groups for group in own.param_groups):
             name = f"scheduler {key!r}" if key else "the scheduler"
             raise ValueError(f"{name} steps an optimizer other than the one that trains; create it from that one")
@@ -88,9 +90,10 @@ def unstepped(schedulers: Any, callbacks: Mapping[str, Any]) -> list[str]:
     A custom callback without a `scheduler_key` steps all of them.
     """
     steppers = [each for each in map(innermost, callbacks.values()) if isinstance(each, ISchedulerCallback)]
-    if any(not hasattr(each, "scheduler_key") for each in steppers):
+    keys = [getattr(each, "scheduler_key", _EVERY) for each in steppers]
+    if _EVERY in keys:
         return []
-    stepped = {getattr(each, "scheduler_key", None) or "" for each in steppers}
+    stepped = {key or "" for key in keys}
     return [key for key, each in as_dict(schedulers).items() if each is not None and key not in stepped]
 
 

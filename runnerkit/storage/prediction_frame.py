@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.storage.prediction_file import flat_columns
@@ -25,7 +25,7 @@ def check_index(index: Any) -> None:
         raise ImportError("predict_frame needs pandas: pip install 'runnerkit[metrics]'; or use predict_to") from error
     if hasattr(index, "columns"):
         raise TypeError("index= is a frame: pass its index, such as index=frame.index")
-    if index is not None and not hasattr(index, "__len__"):
+    if index is not None and not isinstance(index, Sized):
         raise TypeError(f"index= must be a sequence of labels, one per row, got {type(index).__name__}")
 
 
@@ -65,5 +65,5 @@ def prediction_frame(predictions: Iterable[Any], *, index: Any = None) -> pd.Dat
                 f"index= has {len(index)} labels, but there are {len(frame)} predictions: pass the index of the rows "
                 "that the loader reads, in their order"
             )
-        frame.index = index if hasattr(index, "names") else pd.Index(index)  # which makes tuples of several levels
+        frame.index = index if isinstance(index, pd.Index) else pd.Index(index)  # which makes tuples of several levels
     return frame

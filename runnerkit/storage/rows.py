@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runnerkit.support.plain_values import of_same_type
+
 Path: TypeAlias = tuple[Any, ...]  # keys and indices that lead to a part
 
 _PLAIN = (str, bytes, bool, int, float, type(None))
@@ -69,7 +71,7 @@ def map_parts(fn: Callable[[list[Any], Path], Any], predictions: Sequence[Any], 
     parts = {key: map_parts(fn, [each[key] for each in predictions], (*path, key)) for key in keys}
     if isinstance(first, dict):
         return parts
-    return type(first)(*parts.values()) if hasattr(first, "_fields") else type(first)(parts.values())
+    return of_same_type(first, parts.values())
 
 
 def name_of(path: Path) -> str:

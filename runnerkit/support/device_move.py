@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
 from copy import copy, deepcopy
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from runnerkit.support.members import field_values
+from runnerkit.support.plain_values import attributes_of
 
 _PLAIN = (str, bytes, int, float, type(None))
 
@@ -69,8 +72,8 @@ def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
         return kind({key: change(item) for key, item in value.items()})
     if is_dataclass(value) and not isinstance(value, type):
         moved = copy(value)  # unlike the constructor, it computes nothing again
-        for name in (each.name for each in fields(value) if hasattr(value, each.name)):
-            object.__setattr__(moved, name, change(getattr(value, name)))
+        for name, held in field_values(value):
+            object.__setattr__(moved, name, change(held))
         return moved
     return value
 
@@ -83,8 +86,8 @@ def _same_kind(value: Any, items: list[Any]) -> Any:
     if not isinstance(value, tuple):
         return kind(items)
     made = tuple.__new__(kind, items)  # not by the constructor, whose arguments may be others, as those of namedtuple
-    if hasattr(value, "__dict__"):
-        vars(made).update(vars(value))
+    if attributes := attributes_of(value):
+        vars(made).update(attributes)
     return made
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,21 @@ def flat(value: Any, name: str = "", *, separator: str = ".") -> Iterator[tuple[
         return
     for key, each in value.items():
         yield from flat(each, f"{name}{separator}{key}" if name else str(key), separator=separator)
+
+
+def of_same_type(sequence: Any, items: Iterable[Any]) -> Any:
+    """Return a list, tuple or named tuple of the type of `sequence` with other items.
+
+    >>> of_same_type((1, 2), "ab")
+    ('a', 'b')
+    """
+    kind = type(sequence)
+    return kind(*items) if is_named_tuple(sequence) else kind(items)
+
+
+def is_named_tuple(value: Any) -> bool:
+    """Return whether `value` is a tuple whose items have names."""
+    return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
 def attributes_of(value: Any) -> dict[str, Any]:

@@ -12,6 +12,10 @@ _OPEN_ELSEWHERE_S = 2.0  # time that Windows waits for a virus scanner or anothe
 _PAUSE_S = 0.02
 
 
+class OwnHandler:
+    """Base class of this library's handlers of signals that end the process, as without a handler."""
+
+
 def signals(*names: str) -> tuple[signal.Signals, ...]:
     """Return the signals of these names that this system has; Windows lacks SIGHUP and SIGUSR1.
 

@@ -8,6 +8,9 @@ from dataclasses import fields, is_dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from runnerkit.support.members import field_values
+from runnerkit.support.plain_values import is_named_tuple
+
 HIDDEN = "***"
 # Patterns are compiled when first used.
 _NAME = (
@@ -60,9 +63,8 @@ def _fields_of(value: Any) -> Mapping[Any, Any] | None:
     if isinstance(value, SimpleNamespace) or type(value).__name__ == "Namespace":  # argparse's, which loads slowly
         return dict(vars(value))
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name, None) for each in fields(value)}
-    as_dict: Any = getattr(value, "_asdict", None) if isinstance(value, tuple) else None  # a named tuple's
-    return dict(as_dict()) if as_dict is not None else None
+        return dict.fromkeys((each.name for each in fields(value)), None) | dict(field_values(value))
+    return dict(zip(value._fields, value, strict=False)) if is_named_tuple(value) else None
 
 
 def redacted_command(words: Iterable[str]) -> list[str]:

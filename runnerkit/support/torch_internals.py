@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import SequentialLR
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
@@ -69,10 +70,11 @@ def inner_schedulers(scheduler: Any) -> list[Any]:
 
 def length_of(loader: Any) -> int:
     """Return ``len(loader)``; torch's DataLoader would otherwise warn in each batch beyond the length of a stream."""
-    before = getattr(loader, "_IterableDataset_len_called", None)
+    if not isinstance(loader, DataLoader):
+        return len(loader)
+    before = loader._IterableDataset_len_called
     length = len(loader)
-    if isinstance(loader, DataLoader):
-        loader._IterableDataset_len_called = before
+    loader._IterableDataset_len_called = before
     return length
 
 
@@ -105,6 +107,11 @@ def is_set_by_torch(name: str) -> bool:
     (True, False)
     """
     return name in ("step", "_opt_called", "_zero_grad_profile_name") or name.startswith("_optimizer_")
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return the module inside a ``torch.compile`` wrapper, or `module` itself."""
+    return getattr(module, COMPILED, module)
 
 
 def clear_forward_hooks(module: nn.Module) -> None:
@@ -142,7 +149,7 @@ def is_mutable(operation: Any) -> bool:
 
 def has_no_buckets(model: nn.Module) -> bool:
     """Return whether a DistributedDataParallel sends gradients by hooks, as it does for torch.compile."""
-    return getattr(model, "_use_python_reducer", False)
+    return isinstance(model, DistributedDataParallel) and model._use_python_reducer
 
 
 def local(tensor: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch.optim import lr_scheduler
 
 from runnerkit.steps.budget import steps_per_epoch
+from runnerkit.support.component_members import SchedulerMembers
 from runnerkit.support.torch_internals import inner_schedulers, starts_of
 from runnerkit.warmup import WarmupLR
 
@@ -95,12 +96,12 @@ def warn_if_idle(scheduler: Any, runner: IRunner) -> None:
 
 def _acts_otherwise(scheduler: Any) -> bool:
     """Return whether a scheduler also acts within an epoch, or not by itself."""
-    is_told = hasattr(scheduler, "step_update") or required_argument(scheduler) is not None
+    is_told = SchedulerMembers(scheduler).step_update is not None or required_argument(scheduler) is not None
     return is_told or isinstance(scheduler, WarmupLR)
 
 
 def _remedy(scheduler: Any) -> str:
-    if hasattr(scheduler, "step_update"):
+    if SchedulerMembers(scheduler).step_update is not None:
         return "make it with t_in_epochs=False, and it is told the number of steps"
     return "write scheduler_interval='step', or SchedulerCallback(mode='step'), to step it after each of them"
 
@@ -119,12 +120,12 @@ def _lengths(scheduler: Any, start: int = 0, before: str = "") -> Iterator[tuple
     for each, first in zip(inner, starts, strict=True):
         if first == starts[-1]:  # one of those that run to the end; a warm-up before them is not made for the run
             yield from _lengths(each, start + first, f" after {first} of other schedulers" if first else before)
-    if inner or getattr(scheduler, "t_in_epochs", True) is False:
+    if inner or SchedulerMembers(scheduler).t_in_epochs is False:
         return
     kind = type(scheduler).__name__
     for name in _LENGTHS:
         yield from _with_start(f"{kind}({name}=%d)", getattr(scheduler, name, None), start, before)
-    for function in getattr(scheduler, "lr_lambdas", ()):
+    for function in SchedulerMembers(scheduler).lr_lambdas:
         for name, number in _numbers_of(function):
             yield from _with_start(f"{kind}, whose function has {name}=%d,", number, start, before)
 

@@ -196,7 +196,7 @@ def _read_idx(
     name: str, root: Path, *, train: bool, download: bool, archives: Path | None = None
 ) -> tuple[Tensor, Tensor]:
     """Read a data set in MNIST's format; `archives` is a folder that may contain its gzipped files."""
-    published = getattr(import_torchvision().datasets, name)
+    _, published = _published(name)
     files = [f"{name}/raw/{Path(archive).stem}" for archive, _ in published.resources]
     if archives is not None and _missing(files, root):
         _unpack(archives, files, root)
@@ -205,10 +205,15 @@ def _read_idx(
     return data.data, data.targets
 
 
+def _published(name: str) -> tuple[Any, Any]:
+    """Return torchvision's module of data sets, and its class of this name."""
+    datasets = import_torchvision().datasets
+    return datasets, getattr(datasets, name)
+
+
 def _read_cifar(name: str, root: Path, *, train: bool, download: bool) -> tuple[Tensor, Tensor]:
     """Read a data set in CIFAR's format, also with other checksums than published."""
-    datasets = import_torchvision().datasets
-    published = getattr(datasets, name)
+    datasets, published = _published(name)
     meta = published.meta
     checksums = dict([*published.train_list, *published.test_list, (meta["filename"], meta["md5"])])
     _provide(published, [f"{published.base_folder}/{file}" for file in checksums], root, download=download)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import BatchSampler, Sampler, SequentialSampler
 
+from runnerkit.sampling.loader_members import SamplerMembers
 from runnerkit.sampling.orders import Order
 from runnerkit.sampling.share import DividedShare, PassPosition
 from runnerkit.seeding.generators import derive_seed, keep_rng, seed_generators
@@ -75,8 +76,9 @@ class IndexedShare(DividedShare, Sampler[Any]):
 
     def described(self) -> Order:
         inner = self.sampler.sampler if isinstance(self.sampler, BatchSampler) else self.sampler
-        options = {name: value for name in ("replacement", "shuffle") if (value := getattr(inner, name, False))}
-        words = ", ".join(f"{name}={value}" for name, value in options.items())
+        members = SamplerMembers(inner)
+        options = {"replacement": members.replacement, "shuffle": members.shuffle}
+        words = ", ".join(f"{name}={value}" for name, value in options.items() if value)
         return {
             "length": len(self.sampler),
             "unit": "batches" if self.shares_whole_batches else "samples",
@@ -260,8 +262,8 @@ def seeded_order(sampler: Any, seed: int, *, at_most: int = sys.maxsize) -> list
 
     The generators of the process and that of the sampler are restored.
     """
-    inner = getattr(sampler, "sampler", sampler)  # a BatchSampler holds the one that draws
-    generator = getattr(inner, "generator", None)
+    inner = SamplerMembers(sampler).sampler  # a BatchSampler holds the one that draws
+    generator = SamplerMembers(sampler if inner is None else inner).generator
     with keep_rng():
         seed_generators(seed)
         if not isinstance(generator, torch.Generator):

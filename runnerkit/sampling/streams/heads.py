@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
 from pathlib import PurePath
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runnerkit.support.members import Member, Members
 from runnerkit.support.plain_values import attributes_of
 
 NUM_SAMPLES = 16
@@ -24,6 +25,10 @@ _NUM_ELEMENTS = 1024  # per tensor, approximately
 _DEPTH = 8  # of nested containers and objects
 _LONGEST_KEY = 18  # characters that are searched for a number
 _READ = 1 << 32  # added to each fingerprint; 0 marks a leaf that was not read
+
+
+class _LeafMembers(Members):
+    tobytes = Member[Callable[[], bytes] | None](None)  # of a PIL image
 
 
 class StreamHead:
@@ -118,7 +123,8 @@ def _parts(sample: Any) -> Iterable[Any] | None:
             return sample.unbind() if sample.is_nested else None
         sparse = sample.to_sparse_coo().coalesce()
         return sparse.indices(), sparse.values()
-    if hasattr(sample, "tobytes") or isinstance(sample, type | PurePath) or callable(sample):
+    has_bytes = _LeafMembers(sample).tobytes is not None
+    if has_bytes or isinstance(sample, type | PurePath) or callable(sample):
         return None
     attributes = dict(attributes_of(sample))
     for each in type(sample).__mro__:
@@ -148,7 +154,7 @@ def _bytes(value: Any) -> bytes:
         return value.ravel()[:: 1 + value.size // _NUM_ELEMENTS].tobytes()
     if isinstance(value, str | bytes | bytearray | int | float | complex | np.generic | PurePath | range):
         return repr(value).encode()
-    to_bytes: Any = getattr(value, "tobytes", None)  # of a PIL image
+    to_bytes = _LeafMembers(value).tobytes
     return to_bytes() if to_bytes is not None else _name_of_type(value)
 
 

@@ -13,11 +13,14 @@ from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from typing import Any, Protocol
 
+import numpy as np
 from torch.utils.data import IterableDataset
 
 from runnerkit.sampling.epochs import set_epoch
+from runnerkit.sampling.loader_members import DatasetMembers
 from runnerkit.sampling.seeded_dataset import draws_nothing
 from runnerkit.seeding.generators import derive_seed
+from runnerkit.support.members import Member, Members
 
 _SHARD_STAGES = ("single_node_only", "split_by_node", "split_by_worker", "non_empty", "_shuffle", "detshuffle")
 _WAIT_S = 0.1
@@ -32,6 +35,37 @@ _WHOLE_OPERATIONS = {
     "RandomlyCyclingMultiSourcesExamplesIterable": "interleave_datasets",
 }
 _OPENERS = ("StreamingOpen", "FileCache", "tarfile_samples")
+
+
+class _HuggingFaceMembers(Members):
+    """Members of Hugging Face's data sets: the last link of the chain of operations, and how it was split."""
+
+    last_link = Member[Any](None, name="_ex_iterable")
+    split = Member[Any](None, name="_distributed")
+
+
+class _SplitMembers(Members):
+    world_size = Member[int | None](None)
+
+
+class _LinkMembers(Members):
+    """Members of a link of such a chain: the links before it, and arguments of the operation."""
+
+    ex_iterable = Member[Any](None)
+    ex_iterables = Member[Iterable[Any]](())
+    with_indices = Member[Any](False)
+    drop_last_batch = Member[Any](False)
+    buffer_size = Member[Any](None)
+    generator = Member[Any](None)
+
+
+class _StageMembers(Members):
+    """Members of a stage of a WebDataset pipeline: the function that it curries, and those of a list of shards."""
+
+    function = Member[Any](None, name="f")
+    name = Member[str | None](None, name="__name__")
+    urls = Member[Any](None)
+    worker_seed = Member[Any](None)
 
 
 class Shards(Protocol):
@@ -63,54 +97,51 @@ def shards_of(dataset: Any) -> Shards | None:
         return _WebDatasetShards(dataset) if _WebDatasetShards.can_divide(dataset) else None
     if whole_operations(dataset):
         return None
-    if hasattr(dataset, "num_shards") and callable(getattr(dataset, "shard", None)):
-        return _DatasetShards(dataset)
-    return None
+    members = DatasetMembers(dataset)
+    return _DatasetShards(dataset) if members.num_shards is not None and callable(members.shard) else None
 
 
 def whole_operations(dataset: Any) -> list[str]:
     """Return the operations of a Hugging Face data set that would act on each shard, but mean the whole stream."""
     found: list[str] = []
     for part in _parts(dataset):
-        name = type(part).__name__
+        name, members = type(part).__name__, _LinkMembers(part)
         if name in _WHOLE_OPERATIONS:
             found.append(_WHOLE_OPERATIONS[name])
-        found += [each for each in ("with_indices", "drop_last_batch") if getattr(part, each, False)]
+        found += ["with_indices"] if members.with_indices else []
+        found += ["drop_last_batch"] if members.drop_last_batch else []
     return found
 
 
 def shuffles_unseeded(dataset: Any) -> bool:
     """Return whether a Hugging Face data set shuffles in an order that no other process and no resumed run has."""
-    entropies = (_attribute(part, "generator", "bit_generator", "seed_seq", "entropy") for part in _parts(dataset))
+    generators = (_LinkMembers(part).generator for part in _parts(dataset))
+    seeds = (each.bit_generator.seed_seq for each in generators if isinstance(each, np.random.Generator))
+    entropies = (each.entropy for each in seeds if isinstance(each, np.random.SeedSequence))
     return any(isinstance(each, int) and each.bit_length() > _LARGEST_SEED_BITS for each in entropies)
 
 
 def _parts(dataset: Any) -> list[Any]:
     """Return the links of a Hugging Face data set's chain of operations; an empty list for any other data set."""
-    parts = [getattr(dataset, "_ex_iterable", None)] if type(dataset).__module__.startswith("datasets.") else []
+    is_theirs = type(dataset).__module__.startswith("datasets.")
+    parts = [_HuggingFaceMembers(dataset).last_link] if is_theirs else []
     for part in parts:  # grows in the loop
-        parts += [each for each in (getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())) if each]
+        members = _LinkMembers(part)
+        parts += [each for each in (members.ex_iterable, *members.ex_iterables) if each]
     return parts
-
-
-def _attribute(value: Any, *names: str) -> Any:
-    """Return an attribute of an attribute, and so on; None if one is missing."""
-    for name in names:
-        value = getattr(value, name, None)
-    return value
 
 
 def can_seek(shard: Any) -> bool:
     """Return whether a shard has a state to continue from; a shuffle buffer of Hugging Face's is lost in it."""
-    has_state = callable(getattr(shard, "state_dict", None)) and callable(getattr(shard, "load_state_dict", None))
-    return has_state and not any(hasattr(part, "buffer_size") for part in _parts(shard))
+    members = DatasetMembers(shard)
+    has_state = callable(members.state_dict) and callable(members.load_state_dict)
+    return has_state and all(_LinkMembers(part).buffer_size is None for part in _parts(shard))
 
 
 def is_webdataset(dataset: Any) -> bool:
     """Return whether `dataset` is a pipeline of WebDataset, which its loaders are as well."""
-    return any(each.__module__.startswith("webdataset.") for each in type(dataset).__mro__) and hasattr(
-        dataset, "pipeline"
-    )
+    is_theirs = any(each.__module__.startswith("webdataset.") for each in type(dataset).__mro__)
+    return is_theirs and DatasetMembers(dataset).pipeline is not None
 
 
 def splits_itself(dataset: Any) -> bool:
@@ -118,14 +149,15 @@ def splits_itself(dataset: Any) -> bool:
 
     Such a stream is used unchanged.
     """
-    return getattr(dataset, "splits_itself", False) is True or any(
+    return DatasetMembers(dataset).splits_itself is True or any(
         each.__name__ == "StreamingDataset" and each.__module__.startswith("streaming.")
         for each in type(dataset).__mro__
     )
 
 
 def _check_not_split(dataset: Any) -> None:
-    num_parts = _attribute(dataset, "_distributed", "world_size") or 1  # of datasets.distributed.split_dataset_by_node
+    split = _HuggingFaceMembers(dataset).split  # of datasets.distributed.split_dataset_by_node
+    num_parts = _SplitMembers(split).world_size or 1
     if num_parts > 1:
         raise ValueError(
             f"the data set was split for {num_parts} processes by split_dataset_by_node, and would be split "
@@ -137,7 +169,7 @@ class _DatasetShards:
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         self.num_shards = int(dataset.num_shards)
-        self.lanes = getattr(dataset, "lanes", None)
+        self.lanes = DatasetMembers(dataset).lanes
         self.draws_nothing = draws_nothing(dataset)
 
     def open(self, index: int, *, epoch: int, seed: int) -> Iterable[Any]:
@@ -168,7 +200,7 @@ class _WebDatasetShards:
         self.dataset = dataset
         self.urls, (_, self.stages) = dataset.pipeline[0].urls, _split(dataset)
         self.num_shards = len(self.urls)
-        self.lanes = getattr(dataset, "lanes", None)
+        self.lanes = DatasetMembers(dataset).lanes
         self.draws_nothing = draws_nothing(dataset)
         if any(_name(stage) == "_batched" and stage.kw.get("partial") is False for stage in self.stages):
             raise ValueError(
@@ -180,7 +212,7 @@ class _WebDatasetShards:
     def can_divide(dataset: Any) -> bool:
         """Return whether it begins with a list of URLs, and no unknown stage comes before the one that opens them."""
         stages = dataset.pipeline
-        if len(stages) < 2 or not hasattr(stages[0], "urls"):
+        if len(stages) < 2 or _StageMembers(stages[0]).urls is None:
             return False
         _, rest = _split(dataset)
         return bool(rest) and _name(rest[0]) in _OPENERS and not any(_name(stage) in _WHOLE_STAGES for stage in rest)
@@ -205,8 +237,9 @@ def _split(dataset: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _name(stage: Any) -> str:
-    stage = getattr(stage, "f", stage)  # of a curried function
-    return getattr(stage, "__name__", type(stage).__name__)
+    curried = _StageMembers(stage).function
+    stage = stage if curried is None else curried
+    return _StageMembers(stage).name or type(stage).__name__
 
 
 def _seeded(stage: Any, *, epoch: int, seed: int) -> Any:
@@ -247,4 +280,6 @@ class WholePipeline(IterableDataset[Any]):
 
 def is_endless_webdataset(dataset: Any) -> bool:
     """Return whether a WebDataset pipeline repeats its shards (``resampled=True``, ``repeat()``, ``with_epoch(n)``)."""
-    return is_webdataset(dataset) and (hasattr(dataset.pipeline[0], "worker_seed") or dataset.repetitions != 1)
+    if not is_webdataset(dataset):
+        return False
+    return _StageMembers(dataset.pipeline[0]).worker_seed is not None or dataset.repetitions != 1

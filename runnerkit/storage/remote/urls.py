@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tempfile
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -149,7 +150,7 @@ def _given_root() -> Path:
 
 
 def _user_id() -> int | None:
-    return os.getuid() if hasattr(os, "getuid") else None  # Windows lacks it
+    return os.getuid() if sys.platform != "win32" else None
 
 
 def _protocols() -> set[str]:
