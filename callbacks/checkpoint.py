@@ -257,7 +257,9 @@ class CheckpointCallback(ICheckpointCallback):
     def _score(self, runner: IRunner) -> float | None:
         if self.monitor is None or self.monitor.loader not in runner.epoch_metrics:
             return None
-        if not is_training(runner, self.monitor.loader) and (self._scored is None or not self._scored.are_known(runner)):
+        if not is_training(runner, self.monitor.loader) and (
+            self._scored is None or not self._scored.are_known(runner)
+        ):
             return None  # trained since, perhaps before the run was interrupted
         loader, metric = self.monitor.pair
         metrics = runner.epoch_metrics[loader]

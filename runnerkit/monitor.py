@@ -39,7 +39,8 @@ class Monitor:
         check_strings(owner, monitor=monitor)
         loader, _, metric = monitor.partition("/")
         if not loader or not metric:
-            example = f"valid/{monitor.strip('/') or 'accuracy'}"
+            word = monitor.strip("/") or "accuracy"
+            example = f"{word}/loss" if word in ("train", "valid", "test") else f"valid/{word}"
             raise ValueError(f"{owner}: monitor must be 'loader/metric', got {monitor!r}; write monitor={example!r}")
         return cls(loader, metric, minimizes(owner, mode))
 
@@ -80,7 +81,8 @@ class Monitor:
         if self.metric.rpartition("/")[2] == "loss":
             return replace(self, minimize=True)
         raise ValueError(
-            f"{owner}: monitor={self.name!r} needs a mode: write mode='min' if smaller values are better, else mode='max'"
+            f"{owner}: monitor={self.name!r} needs a mode: write mode='min' if smaller values are better, "
+            "else mode='max'"
         )
 
     def among(self, loaders: Iterable[str]) -> Self:
