@@ -52,7 +52,7 @@ class CheckpointCallback(ICheckpointCallback):
     ``index.json``. If processes save their own shards (``sharded_checkpoints=True`` of an engine), a checkpoint of
     content "runner" is a folder: ``model.0003``, ``last``, ``best``.
 
-    With content "runner", SIGTERM, SIGUSR1, SIGHUP (a lost connection) or SIGINT (Ctrl-C) to any process saves a checkpoint
+    If content is "runner", SIGTERM, SIGUSR1, SIGHUP (a lost connection) or SIGINT (Ctrl-C) to any process saves one
     and ends the run after the current step or evaluation, with exit code 75, or 130 (and KeyboardInterrupt) for SIGINT.
     A second Ctrl-C ends the run immediately, as does another signal that arrives more than a second after the first.
     Signals that your code already handles are left alone. If the position of the training loader cannot be saved (it is
