@@ -149,7 +149,7 @@ class ThreeArguments:
         refuse_both(owner, old, given, ("monitor", "mode"))
         monitor = self._monitor(owner, old)
         if monitor is None:
-            return written(old), "neither it nor mode: it has no effect without a metric"
+            return written(old), "monitor=, or leave it out: it does nothing without a metric"
         mode = {True: "min", False: "max", None: None}[monitor.minimize]
         given["monitor"] = monitor
         name = monitor.name if monitor.loader else f"valid/{monitor.metric}"

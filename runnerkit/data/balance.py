@@ -22,7 +22,8 @@ class BalanceClassSampler(Sampler[int]):
     Args:
         labels: (N,) one label per sample of the data set.
         strategy: samples per class: "downsampling" uses the size of the rarest class, "upsampling" that of the most
-            common one, or pass a number. A smaller class repeats all of its samples before it repeats any of them again.
+            common one, or pass a number. A smaller class repeats all of its samples before it repeats any of them
+            again.
 
     >>> sampler = BalanceClassSampler([0, 0, 0, 1], strategy="upsampling")
     >>> len(sampler), sorted(sampler)
