@@ -38,9 +38,9 @@ class SchedulerCallback(ISchedulerCallback):
         scheduler_key: which scheduler, if the runner has several.
         interval: "epoch", or "step": after each actual optimizer step, also of several in a batch (batches that only
             accumulate and steps that the gradient scaler skips do not count; one that needs a metric steps once a
-            batch). None is the runner's `scheduler_interval`, or else the unit of
-            the scheduler: "step" for OneCycleLR, CyclicLR, and those that a function passed to `train` made, unless
-            they need an argument; "epoch" for others.
+            batch). None is the runner's `scheduler_interval`, or else the unit of the scheduler: "step" for OneCycleLR,
+            CyclicLR, and those that a function passed to `train` made, unless they need an argument; "epoch" for
+            others.
         monitor: the metric for a scheduler that needs one, such as "valid/loss". None is the metric that selects the
             best checkpoint, else the loss of "valid", of the only evaluation loader, or of "train" if there is none.
         mode: whether smaller ("min") or larger ("max") values of it are better, to check the scheduler's own mode.
