@@ -10,7 +10,7 @@ import torch
 from packaging.version import Version
 
 from runnerkit import contrib, dl
-from runnerkit.__main__ import main
+from runnerkit.commands.cli import main
 from runnerkit.commands.config import read_config
 from runnerkit.commands.configured_run import make_run
 from runnerkit.monitor import Monitor

@@ -54,7 +54,7 @@ TRAIN = {
     ),
     "monitor without its loader": refused(ValueError, "'loader/metric'", "monitor='valid/loss'", monitor="loss"),
     "loader of the monitor misspelt": refused(ValueError, "monitor", "did you mean 'valid'", monitor="vaild/loss"),
-    "mode misspelt": refused(ValueError, "mode must be 'min'", "did you mean 'max'", monitor="valid/loss", mode="maks"),
+    "mode misspelt": refused(ValueError, "mode must be 'min'", "did you mean 'max'", monitor="valid/loss", mode="maxx"),
     "mode without a monitor": refused(ValueError, "mode='max'", "monitor='valid/accuracy'", mode="max"),
     "loader of a callback misspelt": refused(
         ValueError, "EarlyStoppingCallback", "did you mean 'valid'",
