@@ -188,8 +188,8 @@ PROCESSES = (
         key="ddp-weights",
         title="Steps with two processes and weighted batches",
         text="The jobs of `ddp-steps`, whose batches have different weights, such as numbers of tokens. Each sums the "
-        "weights of both processes while its backward pass runs, and divides the gradients by the sum. CPU time is that "
-        "of rank zero, all its threads; other jobs of the machine disturb it less.",
+        "weights of both processes while its backward pass runs, and divides the gradients by the sum. CPU time is "
+        "that of rank zero, all its threads; other jobs of the machine disturb it less.",
         candidates=tuple(replace(each, arguments=("1", "weighted")) for each in DDP),
         figures=(Figure("step_us", "µs a step"), Figure("cpu_us", "µs of CPU a step")),
         tolerance=0.02,  # the samples are sharded differently

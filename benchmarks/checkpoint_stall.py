@@ -77,7 +77,7 @@ def raw(folder: Path) -> tuple[list[float], float]:
 
 def ours(folder: Path | str, *, asynchronous: bool = False) -> tuple[list[float], float]:
     """Save with the callback, in the step or in a thread, to a folder or a URL."""
-    checkpoint = dl.CheckpointCallback(folder, mode="runner", every_steps=SAVE_EVERY, asynchronous=asynchronous)
+    checkpoint = dl.CheckpointCallback(folder, content="runner", every_steps=SAVE_EVERY, asynchronous=asynchronous)
     model, clock = make_model(), Clock()
     runner = dl.SupervisedRunner().train(
         model=model,

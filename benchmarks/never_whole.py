@@ -105,7 +105,7 @@ class Runner(dl.SupervisedRunner):
 
     def get_callbacks(self, stage: str) -> dict[str, dl.ICallback]:
         resume = self.folder if self.goes_on else None
-        save = dl.CheckpointCallback(self.folder, mode="runner", resume_runner=resume)
+        save = dl.CheckpointCallback(self.folder, content="runner", resume_runner=resume)
         return {**super().get_callbacks(stage), "save": save, "peaks": Peaks(self.folder, is_resumed=self.goes_on)}
 
     def get_loggers(self) -> dict[str, dl.ILogger]:

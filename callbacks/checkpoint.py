@@ -17,7 +17,6 @@ from runnerkit.callbacks.control.parts.stop_on_signal import StopOnSignal
 from runnerkit.callbacks.control.parts.store_attribute import StoreAttribute
 from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.checkpoints.index import name_at
-from runnerkit.checkpoints.judge import Judge
 from runnerkit.checkpoints.plain_state import copied
 from runnerkit.checkpoints.store import CheckpointStore
 from runnerkit.checkpoints.weights import find_weights
@@ -25,12 +24,14 @@ from runnerkit.errors import UnknownKeyError
 from runnerkit.loop.loader_pass import is_training
 from runnerkit.metrics.renamed import current_name
 from runnerkit.models.finite import non_finite_part
+from runnerkit.monitor import Mode, Monitor, ThreeArguments
 from runnerkit.resume.loader_place import check_positions, knows_position
 from runnerkit.resume.run_weights import RunWeights
 from runnerkit.resume.scored_weights import ScoredWeights
 from runnerkit.resume.snapshot import Snapshot
 from runnerkit.storage.remote.urls import local_path
-from runnerkit.support.arguments import check_integers, check_numbers, check_paths, check_strings
+from runnerkit.support.arguments import check_integers, check_numbers, check_paths
+from runnerkit.support.deprecation import Renamed, accepts_old_names
 from runnerkit.types import StateDict
 
 if TYPE_CHECKING:
@@ -47,10 +48,10 @@ class CheckpointCallback(ICheckpointCallback):
     """Save checkpoints at the end of epochs, optionally more often, and keep the best and the last.
 
     Files in `logdir`/checkpoints: ``model.0003.pth`` (epoch 3), ``last.pth`` and ``best.pth`` (additional names), and
-    ``index.json``. If processes save their own shards (``sharded_checkpoints=True`` of an engine), a checkpoint of mode
-    "runner" is a folder: ``model.0003``, ``last``, ``best``.
+    ``index.json``. If processes save their own shards (``sharded_checkpoints=True`` of an engine), a checkpoint of
+    content "runner" is a folder: ``model.0003``, ``last``, ``best``.
 
-    In mode "runner", SIGTERM, SIGUSR1, SIGHUP (a lost connection) or SIGINT (Ctrl-C) to any process saves a checkpoint
+    If content is "runner", SIGTERM, SIGUSR1, SIGHUP (a lost connection) or SIGINT (Ctrl-C) to any process saves one
     and ends the run after the current step or evaluation, with exit code 75, or 130 (and KeyboardInterrupt) for SIGINT.
     A second Ctrl-C ends the run immediately, as does another signal that arrives more than a second after the first.
     Signals that your code already handles are left alone. If the position of the training loader cannot be saved (it is
@@ -58,10 +59,10 @@ class CheckpointCallback(ICheckpointCallback):
 
     Args:
         logdir: folder of the run.
-        loader_key, metric_key: the metric that selects the best checkpoint; None keeps no best one.
-        minimize: whether smaller values are better.
-        topk: number of best checkpoints to keep.
-        mode: "runner" saves all state, to resume from; "model" saves a plain ``state_dict``.
+        monitor: the metric that selects the best checkpoint, such as "valid/loss"; None keeps no best one.
+        mode: whether smaller ("min") or larger ("max") values of it are better; may be left out for a loss.
+        keep_best: number of best checkpoints to keep.
+        content: "runner" saves all state, to resume from; "model" saves a plain ``state_dict``.
         save_last, save_best: which of the two names to create.
         every_epochs: save every `every_epochs` epochs of a stage and after its last one; only these can be the best.
         every_steps: also save every `every_steps` optimizer steps.
@@ -73,33 +74,43 @@ class CheckpointCallback(ICheckpointCallback):
         resume_runner: checkpoint or logdir to resume from.
         load_best_on_end: end a stage with the weights of its best checkpoint.
         max_hours: save and end the run like a signal, with exit code 75, this many hours after this process started it,
-            by rank zero's clock; mode "runner" only. A resumed run has as many hours again.
+            by rank zero's clock; content "runner" only. A resumed run has as many hours again.
         trainable_only: leave out parameters without ``requires_grad``, and store a hash of them in their place. To load
             such a checkpoint, the model needs the same frozen parameters: those of the pretrained model, with adapters.
     Raises:
-        ValueError: only one of `loader_key` and `metric_key` is given, or both without `minimize`.
+        ValueError: `monitor` is not "loader/metric", or needs a `mode`.
         FileExistsError: at the start of the run, the folder holds checkpoints of another run.
         OSError: a save failed; names the path and the free space. Earlier checkpoints are intact.
 
-    >>> CheckpointCallback("logs", loader_key="valid", metric_key="loss", minimize=True).requires
+    >>> CheckpointCallback("logs", monitor="valid/loss", mode="min").requires
     (('valid', 'loss'),)
     """
 
     store_class = CheckpointStore  # how and where: a subclass of the callback may name another
 
     folder = StoreAttribute[Path]()
-    topk = StoreAttribute[int]()
+    monitor = StoreAttribute[Monitor | None]()
+    keep_best = StoreAttribute[int]()
+    topk = StoreAttribute[int]("keep_best")  # its name before 0.2.0
     save_last = StoreAttribute[bool]()
     save_best = StoreAttribute[bool]()
 
+    @accepts_old_names(
+        Renamed("mode", "content", {"model": "model", "runner": "runner"}),
+        Renamed("topk", "keep_best"),
+        ThreeArguments(),
+        by_position=("logdir", "loader_key", "metric_key", "minimize", "topk", "mode", "save_last", "save_best",
+                     "every_epochs", "every_steps", "every_minutes", "asynchronous", "resume_model", "resume_runner",
+                     "load_best_on_end", "max_hours", "trainable_only"),
+    )  # fmt: skip
     def __init__(
         self,
         logdir: str | Path,
-        loader_key: str | None = None,
-        metric_key: str | None = None,
-        minimize: bool | None = None,
-        topk: int = 1,
-        mode: Literal["model", "runner"] = "model",
+        *,
+        monitor: str | None = None,
+        mode: Mode | None = None,
+        keep_best: int = 1,
+        content: Literal["model", "runner"] = "model",
         save_last: bool = True,
         save_best: bool = True,
         every_epochs: int = 1,
@@ -115,33 +126,21 @@ class CheckpointCallback(ICheckpointCallback):
         super().__init__(order=CallbackOrder.Checkpoint)
         check_paths(self, logdir=logdir)
         check_paths(self, or_none=True, resume_model=resume_model, resume_runner=resume_runner)
-        check_strings(self, or_none=True, loader_key=loader_key, metric_key=metric_key)
-        check_integers(self, topk=topk, every_epochs=every_epochs)
+        check_integers(self, keep_best=keep_best, every_epochs=every_epochs)
         check_integers(self, or_none=True, every_steps=every_steps)
         check_numbers(self, above=0, or_none=True, every_minutes=every_minutes, max_hours=max_hours)
-        if (loader_key is None) != (metric_key is None):
+        if content not in ("model", "runner"):
+            raise ValueError(f"CheckpointCallback: content must be 'model' or 'runner', got {content!r}")
+        if max_hours is not None and content != "runner":
+            raise ValueError("CheckpointCallback: max_hours saves the full state, to resume: pass content='runner'")
+        if load_best_on_end and monitor is None:
             raise ValueError(
-                "CheckpointCallback: pass both loader_key and metric_key, or neither; got "
-                f"{loader_key!r} and {metric_key!r}"
+                "CheckpointCallback: load_best_on_end=True needs monitor=, such as 'valid/loss', to select a checkpoint"
             )
-        if mode not in ("model", "runner"):
-            raise ValueError(f"CheckpointCallback: mode must be 'model' or 'runner', got {mode!r}")
-        if max_hours is not None and mode != "runner":
-            raise ValueError("CheckpointCallback: max_hours saves the full state, to resume from: pass mode='runner'")
-        if load_best_on_end and metric_key is None:
-            raise ValueError(
-                "CheckpointCallback: load_best_on_end=True needs loader_key and metric_key to select a checkpoint"
-            )
-        if metric_key is not None and minimize is None:
-            raise ValueError(
-                f"CheckpointCallback: pass minimize=True if smaller values of {metric_key!r} are better, else "
-                "minimize=False"
-            )
+        selects = Monitor.if_given("CheckpointCallback", monitor, mode)
+        selects = selects.directed("CheckpointCallback") if selects is not None else None
         self.logdir = local_path(logdir)  # absolute: the run may change the working directory
-        self.loader_key = loader_key
-        self.metric_key = metric_key
-        self.minimize = minimize
-        self.mode: Literal["model", "runner"] = mode
+        self.content: Literal["model", "runner"] = content
         self.every_epochs = every_epochs
         self.every_steps = every_steps
         self.every_minutes = every_minutes
@@ -152,10 +151,7 @@ class CheckpointCallback(ICheckpointCallback):
         self.load_best_on_end = load_best_on_end
         self.trainable_only = trainable_only
         self._frozen_hashes: dict[tuple[str, ...], str] = {}  # of this stage, as hashing a large model takes seconds
-        judge = None
-        if loader_key is not None and metric_key is not None:
-            self.requires = ((loader_key, metric_key),)
-            judge = Judge(loader_key, metric_key, bool(minimize))
+        self.requires = (selects.pair,) if selects is not None else ()
         self._scored: ScoredWeights | None = None  # of the loader's last evaluation in this epoch
         self._is_due = self._is_validated = False
         self._saved_at = 0.0
@@ -164,7 +160,9 @@ class CheckpointCallback(ICheckpointCallback):
         # if the loader lacks a position.
         self._cut_at: str | None = None
         self._has_finite = False  # a checkpoint that one with spoiled weights must not replace; rank zero knows
-        self._store = self.store_class(self.logdir, judge, topk=topk, save_last=save_last, save_best=save_best)
+        self._store = self.store_class(
+            self.logdir, selects, keep_best=keep_best, save_last=save_last, save_best=save_best
+        )
         self._stop = StopOnSignal(max_hours, self._store)
 
     def on_experiment_start(self, runner: IRunner) -> None:
@@ -184,17 +182,17 @@ class CheckpointCallback(ICheckpointCallback):
         self._frozen_hashes.clear()
         if self.trainable_only and runner.engine.never_whole:
             raise ValueError("trainable_only=True hashes frozen parameters, which no process holds with init='meta'")
-        if self.mode == "runner":
+        if self.content == "runner":
             self._stop.listen()
         often: dict[str, float | None] = {
             "every_steps": self.every_steps,
             "every_minutes": self.every_minutes,
             "max_hours": self.max_hours,
         }
-        if self.loader_key is not None:
+        if self.monitor is not None:
             often["valid_every_steps"] = runner.valid_every_steps
         reason = next((name for name, interval in often.items() if interval), None)
-        if reason is not None and self.mode == "runner":
+        if reason is not None and self.content == "runner":
             check_positions(runner.loaders, reason=reason)
         self._saved_at, self._next_look = time.monotonic(), runner.batch_step + _CLOCK_BATCHES
         if self.resume_model is not None and runner.stage_key == next(iter(runner.stages)):
@@ -209,16 +207,16 @@ class CheckpointCallback(ICheckpointCallback):
             self._cut_at = place.name if place.parent == self.folder else str(place)
 
     def keep_scored_weights(self, runner: IRunner) -> None:
-        if runner.loader_key == self.loader_key and not runner.is_train_loader:
+        if self.monitor is not None and runner.loader_key == self.monitor.loader and not runner.is_train_loader:
             self._scored = ScoredWeights(runner)
 
     def on_validation_end(self, runner: IRunner) -> None:
-        self._is_validated = self._is_due = self.loader_key is not None
+        self._is_validated = self._is_due = self.monitor is not None
 
     def on_step_end(self, runner: IRunner) -> None:
-        stop = self._stop.after_step(runner) if self.mode == "runner" else None
+        stop = self._stop.after_step(runner) if self.content == "runner" else None
         # A run with a higher limit continues here.
-        ends_here = self.mode == "runner" and runner.current_run.stage.budget.ends_within_epoch(runner)
+        ends_here = self.content == "runner" and runner.current_run.stage.budget.ends_within_epoch(runner)
         if ends_here and not knows_position(runner.loader):
             self._cut_at, ends_here = "", False
         self._is_due = self._is_due or stop is not None or self._is_time(runner) or ends_here
@@ -247,7 +245,7 @@ class CheckpointCallback(ICheckpointCallback):
         return runner.engine.broadcast_object(time.monotonic() - self._saved_at >= 60 * self.every_minutes)
 
     def on_epoch_end(self, runner: IRunner) -> None:
-        stop = self._stop.after_epoch(runner) if self.mode == "runner" else None
+        stop = self._stop.after_epoch(runner) if self.content == "runner" else None
         is_last = runner.need_early_stop or not runner.current_run.stage.budget.is_epoch_left(runner)
         why_not = ""
         if stop is not None or is_last or runner.stage_epoch_step % self.every_epochs == 0:
@@ -257,18 +255,19 @@ class CheckpointCallback(ICheckpointCallback):
             self._stop.end(runner, stop, why_not=why_not)
 
     def _score(self, runner: IRunner) -> float | None:
-        if self.loader_key is None or self.metric_key is None or self.loader_key not in runner.epoch_metrics:
+        if self.monitor is None or self.monitor.loader not in runner.epoch_metrics:
             return None
-        is_trained = is_training(self.loader_key, runner.stage_key)
+        is_trained = is_training(self.monitor.loader, runner.stage_key)
         if not is_trained and (self._scored is None or not self._scored.are_known(runner)):
             return None  # trained since, perhaps before the run was interrupted
-        metrics = runner.epoch_metrics[self.loader_key]
-        if self.metric_key not in metrics:
+        loader, metric = self.monitor.pair
+        metrics = runner.epoch_metrics[loader]
+        if metric not in metrics:
             raise UnknownKeyError(
-                f"CheckpointCallback chooses the best checkpoint by metric {self.metric_key!r} of loader "
-                f"{self.loader_key!r}, which has only {sorted(metrics)}"
+                f"CheckpointCallback chooses the best checkpoint by metric {metric!r} of loader {loader!r}, which has "
+                f"only {sorted(metrics)}"
             )
-        return metrics[self.metric_key]
+        return metrics[metric]
 
     def _save(self, runner: IRunner, *, score: float | None) -> str:
         """Save, and return an empty string, or why nothing was saved; every rank must call: this gathers."""
@@ -277,15 +276,15 @@ class CheckpointCallback(ICheckpointCallback):
         runner.current_run.logs.flush(runner)
         if spoiled := self._spoiled_part(runner):
             return spoiled
-        snapshot = Snapshot.of(runner, mode=self.mode, cut_at=self._cut_at)
-        if self.loader_key is not None:
+        snapshot = Snapshot.of(runner, kind=self.content, cut_at=self._cut_at)
+        if self.monitor is not None:
             snapshot.use_scored(runner, self._scored.state if self._scored is not None and score is not None else None)
         if self.trainable_only:
             snapshot.leave_out_frozen(runner, self._frozen_hashes)
         state = snapshot.state
         file = self._file(runner)
         what = {
-            "kind": self.mode, "stage": runner.stage_key, "epoch": runner.epoch_step, "batch": runner.batch_step,
+            "kind": self.content, "stage": runner.stage_key, "epoch": runner.epoch_step, "batch": runner.batch_step,
             "score": score, "metrics": {key: dict(metrics) for key, metrics in runner.epoch_metrics.items()},
         }  # fmt: skip
         if self._is_sharded(runner):
@@ -320,7 +319,7 @@ class CheckpointCallback(ICheckpointCallback):
         return why
 
     def _is_sharded(self, runner: IRunner) -> bool:
-        return runner.engine.never_whole or (self.mode == "runner" and runner.engine.sharded_checkpoints)
+        return runner.engine.never_whole or (self.content == "runner" and runner.engine.sharded_checkpoints)
 
     def _file(self, runner: IRunner) -> str:
         """Return the name of the checkpoint at this place."""
@@ -387,7 +386,6 @@ class CheckpointCallback(ICheckpointCallback):
     def _use_current_name(self, runner: IRunner) -> None:
         """Select by today's name of a metric that was renamed."""
         provided = {metric for callback in runner.callbacks.values() for metric in callback.provides}
-        if self.metric_key is not None and self.loader_key is not None and self._store.judge is not None:
-            self.metric_key = current_name(self.metric_key, provided)
-            self.requires = ((self.loader_key, self.metric_key),)
-            self._store.judge = replace(self._store.judge, metric=self.metric_key)
+        if self.monitor is not None:
+            self.monitor = replace(self.monitor, metric=current_name(self.monitor.metric, provided))
+            self.requires = (self.monitor.pair,)

@@ -92,10 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
             # Adapters and the classifier, with a hash of the frozen base, which a resumed run must have too.
             dl.CheckpointCallback(
                 options.logdir,
-                loader_key="valid",
-                metric_key="accuracy",
-                minimize=False,
-                mode="runner",
+                monitor="valid/accuracy",
+                mode="max",
+                content="runner",
                 trainable_only=True,
                 load_best_on_end=True,
             ),

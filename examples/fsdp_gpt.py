@@ -101,9 +101,9 @@ def train(options: argparse.Namespace) -> LanguageModel:
         callbacks=[
             dl.BackwardCallback("loss"),
             dl.OptimizerCallback("loss"),
-            dl.SchedulerCallback(mode="batch"),
+            dl.SchedulerCallback(interval="step"),
             dl.CheckpointCallback(
-                options.logdir, "valid", "loss", minimize=True, mode="runner", every_steps=50, asynchronous=True
+                options.logdir, monitor="valid/loss", mode="min", content="runner", every_steps=50, asynchronous=True
             ),
         ],
         engine=dl.FullyShardedDataParallelEngine(

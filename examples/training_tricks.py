@@ -81,7 +81,7 @@ def train(options: argparse.Namespace, callbacks: Iterable[dl.ICallback] = ()) -
         loaders={key: DataLoader(data, options.batch_size, shuffle=key == "train") for key, data in digits.items()},
         callbacks=[
             dl.AccuracyCallback("logits", "targets"),
-            dl.EarlyStoppingCallback(options.patience, loader_key="valid", metric_key="loss", minimize=True),
+            dl.EarlyStoppingCallback(options.patience, monitor="valid/loss", mode="min"),
             *callbacks,
         ],
         # Every process shuffles alike; dropout differs between processes, and augmentation between samples.

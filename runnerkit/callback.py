@@ -10,6 +10,7 @@ from types import MethodType
 from typing import TYPE_CHECKING
 
 from runnerkit.metrics.reduction import PartialSums
+from runnerkit.monitor import Monitor, MonitorPart
 from runnerkit.support.arguments import explain_renamed
 from runnerkit.types import StateDict
 
@@ -276,13 +277,14 @@ class ICheckpointCallback(Callback):
         logdir: folder of the checkpoints; only one run at a time may use it.
         resume_runner: checkpoint or logdir that the run resumes from.
         load_best_on_end: load the best weights at the end of the stage.
-        loader_key, metric_key: the metric that selects the best checkpoint; None without one.
-        minimize: whether smaller values of it are better.
+        monitor: the metric that selects the best checkpoint; None without one.
+        loader_key, metric_key, minimize: its parts; None without one.
     """
 
-    loader_key: str | None = None
-    metric_key: str | None = None
-    minimize: bool | None = None
+    monitor: Monitor | None = None
+    loader_key = MonitorPart[str | None]("loader")
+    metric_key = MonitorPart[str | None]("metric")
+    minimize = MonitorPart[bool | None]("minimize")
     logdir: Path | None = None
     resume_runner: str | None = None
     load_best_on_end: bool = False

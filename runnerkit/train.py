@@ -17,6 +17,7 @@ from runnerkit.loop import checks
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.component_checks import check_components
 from runnerkit.loop.run import Run
+from runnerkit.monitor import Mode
 from runnerkit.passes.engine_in_use import borrow_engine
 from runnerkit.passes.evaluation import EvaluationHooks
 from runnerkit.passes.prediction import Prediction, as_frame
@@ -27,7 +28,8 @@ from runnerkit.steps.makers import make_optimizers, make_schedulers
 from runnerkit.steps.schedulers import Interval, unstepped
 from runnerkit.storage.remote.urls import as_url
 from runnerkit.support.arguments import check_paths, check_seed, explain_calls
-from runnerkit.train_options import ELSEWHERE, TrainOptions, callbacks_by_key, holds
+from runnerkit.support.deprecation import accepts_old_names
+from runnerkit.train_options import ELSEWHERE, OLD_MONITOR, TrainOptions, callbacks_by_key, holds
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict, is_maker
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class Runner(IRunner):
         self._given = _Given()
         self._budget = Budget(num_epochs=1)
 
+    @accepts_old_names(OLD_MONITOR)
     @explain_calls(**ELSEWHERE)
     def train(
         self,
@@ -90,9 +93,8 @@ class Runner(IRunner):
         logdir: str | Path | None = None,
         resume: str | Path | None = None,
         resume_options: Source = "checkpoint",
-        valid_loader: str | None = None,
-        valid_metric: str | None = None,
-        minimize_valid_metric: bool | None = None,
+        monitor: str | None = None,
+        mode: Mode | None = None,
         valid_every_steps: int | None = None,
         log_every: int | None = None,
         non_finite: Literal["raise", "locate", "keep"] = "keep",
@@ -144,8 +146,8 @@ class Runner(IRunner):
             resume: a checkpoint, a logdir (its newest intact checkpoint), or "auto" (that of `logdir`, if it exists).
             resume_options: source of the optimizer's options (learning rate, weight decay, ...) and the schedule of a
                 resumed run: the "checkpoint", or the "arguments", whose schedule is stepped to the same position.
-            valid_loader, valid_metric, minimize_valid_metric: select the best checkpoint; given one of the first two,
-                the other is "valid" or "loss". Without both, no best checkpoint is kept.
+            monitor: the metric that selects the best checkpoint, such as "valid/accuracy"; None keeps no best one.
+            mode: whether smaller ("min") or larger ("max") values of it are better; may be left out for a loss.
             valid_every_steps: also evaluate, and update the best checkpoint, each time this many optimizer steps
                 passed.
             log_every: optimizer steps between two step logs, for loggers with ``log_batch_metrics``; None is 10. Given
@@ -181,7 +183,7 @@ class Runner(IRunner):
         options = TrainOptions(**arguments)  # raises before this runner changes
         self._given = _Given(loaders, criterion, optimizer, scheduler, options.all_callbacks, options.all_loggers)
         self._given_engine = options.chosen_engine
-        self._current_run = Run(resume_point=options.resume_point, required_metrics=options.required_metrics)
+        self._current_run = Run(resume_point=options.resume_point, monitor=options.selects)
         self._num_epochs, self._budget = options.budget.num_epochs, options.budget
         self._seed, self._hparams = seed, dict(hparams or {})
         self.model, self.criterion, self.optimizer, self.scheduler = model, criterion, optimizer, scheduler

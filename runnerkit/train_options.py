@@ -22,6 +22,7 @@ from runnerkit.loggers.tensorboard import has_tensorboard
 from runnerkit.loop import checks, parameter_checks, run_logs
 from runnerkit.loop.component_checks import check_components
 from runnerkit.metrics.first_non_finite import check_policy
+from runnerkit.monitor import Mode, Monitor, ThreeArguments
 from runnerkit.resume.overrides import Source, check_source
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.steps.budget import Budget
@@ -35,7 +36,6 @@ from runnerkit.support.arguments import (
     check_numbers,
     check_paths,
     check_seed,
-    check_strings,
 )
 from runnerkit.types import Criterion, Model, Optimizers, Scheduler
 
@@ -46,11 +46,12 @@ log = logging.getLogger(__name__)
 ELSEWHERE = {
     "clip": "gradient_clip", "dataloaders": "loaders", "epochs": "num_epochs", "grad_clip": "gradient_clip",
     "gradient_accumulation_steps": "accumulation_steps", "gradient_clip_val": "gradient_clip", "log_dir": "logdir",
-    "loss": "criterion", "loss_fn": "criterion", "lr_scheduler": "scheduler", "main_metric": "valid_metric",
-    "max_epochs": "num_epochs", "max_steps": "num_steps", "minimize_metric": "minimize_valid_metric",
-    "monitor": "valid_metric", "n_epochs": "num_epochs", "output_dir": "logdir", "resume_from_checkpoint": "resume",
+    "loss": "criterion", "loss_fn": "criterion", "lr_scheduler": "scheduler", "main_metric": "monitor",
+    "max_epochs": "num_epochs", "max_steps": "num_steps", "metric_for_best_model": "monitor",
+    "minimize_metric": "mode", "n_epochs": "num_epochs", "output_dir": "logdir", "resume_from_checkpoint": "resume",
     "train_loader": "loaders", "val_loader": "loaders",
 }  # fmt: skip
+OLD_MONITOR = ThreeArguments("valid_loader", "valid_metric", "minimize_valid_metric", defaults=("valid", "loss"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +86,8 @@ class TrainOptions:
     logdir: str | Path | None
     resume: str | Path | None
     resume_options: Source
-    valid_loader: str | None
-    valid_metric: str | None
-    minimize_valid_metric: bool | None
+    monitor: str | None
+    mode: Mode | None
     valid_every_steps: int | None
     log_every: int | None
     non_finite: Literal["raise", "locate", "keep"]
@@ -144,14 +144,10 @@ class TrainOptions:
         return min(own) if own and self.accumulation_steps == 1 else self.accumulation_steps
 
     @cached_property
-    def selection(self) -> dict[str, Any]:
-        """Arguments of CheckpointCallback that select the best checkpoint."""
-        loader, metric, minimize = self.valid_loader, self.valid_metric, self.minimize_valid_metric
-        if loader is not None or metric is not None:
-            loader, metric = loader or "valid", metric or "loss"
-        if minimize is None and metric == "loss":
-            minimize = True
-        return {"loader_key": loader, "metric_key": metric, "minimize": minimize}
+    def selects(self) -> Monitor | None:
+        """The monitor that selects the best checkpoint."""
+        monitor = Monitor.if_given("train", self.monitor, self.mode)
+        return monitor.among(self.loaders) if monitor is not None and isinstance(self.loaders, Mapping) else monitor
 
     @cached_property
     def given_callbacks(self) -> dict[str, ICallback]:
@@ -187,10 +183,10 @@ class TrainOptions:
         if self.folder is not None and not self.saves:
             wanted["_checkpoint"] = parts.CheckpointCallback(
                 self.folder,
-                mode="runner",
+                monitor=self.selects,  # type: ignore[arg-type]  # users pass its name
+                content="runner",
                 load_best_on_end=self.load_best_on_end,
                 max_hours=self.max_hours,
-                **self.selection,
             )
         return {**chosen, **wanted}
 
@@ -223,19 +219,12 @@ class TrainOptions:
         run_logs.check_loggers(chosen)  # passed and default loggers together
         return chosen
 
-    @property
-    def required_metrics(self) -> tuple[tuple[str, str], ...]:
-        """The loader and the metric that select the best checkpoint, also if no checkpoint is saved."""
-        loader, metric = self.selection["loader_key"], self.selection["metric_key"]
-        return () if loader is None else ((loader, metric),)
-
     def _check_values(self) -> None:
         check_seed("train", self.seed)
         self._check_flags()
         check_paths("train", or_none=True, logdir=self.logdir)
         if self.logdir == "":
             raise ValueError("train: logdir is empty; pass a folder such as 'logs/first', or None to write no files")
-        check_strings("train", or_none=True, valid_loader=self.valid_loader, valid_metric=self.valid_metric)
         check_integers("train", accumulation_steps=self.accumulation_steps)
         limits = {"num_epochs": self.num_epochs, "num_steps": self.num_steps, "num_samples": self.num_samples}
         intervals = {"valid_every_steps": self.valid_every_steps, "epoch_steps": self.epoch_steps}
@@ -250,14 +239,12 @@ class TrainOptions:
         if self.loss_reduction not in ("mean", "sum"):
             found = f"loss_reduction must be 'mean' or 'sum', got {self.loss_reduction!r}"
             raise ValueError(found + did_you_mean(self.loss_reduction, ("mean", "sum")))
-        _ = self.chosen_engine
+        _ = self.chosen_engine, self.selects
 
     def _check_flags(self) -> None:
         check_flags("train", load_best_on_end=self.load_best_on_end, detect_anomaly=self.detect_anomaly)
         check_flags("train", deterministic=self.deterministic, verbose=self.verbose, timeit=self.timeit)
         check_flags("train", check=self.check, overfit=self.overfit, profile=self.profile)
-        if self.minimize_valid_metric is not None:
-            check_flags("train", minimize_valid_metric=self.minimize_valid_metric)
 
     def _check_files(self) -> None:
         if self.resume == "auto" and self.folder is None:
@@ -279,17 +266,10 @@ class TrainOptions:
                 if value:
                     raise ValueError(f"train({name}={value}) does not reach your CheckpointCallback: pass it there")
         elif self.folder is not None:
-            self._check_selection()
-
-    def _check_selection(self) -> None:
-        """Raise the errors of CheckpointCallback, but with the argument names of `train`."""
-        metric = self.selection["metric_key"]
-        if self.load_best_on_end and metric is None:
-            raise ValueError("load_best_on_end=True needs valid_loader and valid_metric to select the best checkpoint")
-        if metric is not None and self.selection["minimize"] is None:
-            raise ValueError(
-                f"pass minimize_valid_metric=True if a smaller {metric!r} is better, else minimize_valid_metric=False"
-            )
+            if self.load_best_on_end and self.selects is None:
+                raise ValueError("load_best_on_end=True needs monitor=, such as 'valid/loss', to select a checkpoint")
+            if self.selects is not None:
+                self.selects.directed("train")  # raises the error of CheckpointCallback in the name of `train`
 
     def _check_components(self) -> None:
         if self.model is None:
@@ -301,8 +281,8 @@ class TrainOptions:
         if self.loaders is None:
             return
         loaders = checks.check_loaders(self.loaders)
-        if self.selection["loader_key"] is not None:
-            checks.check_loader_key(self.selection["loader_key"], loaders, reader="valid_loader")
+        if self.selects is not None:
+            checks.check_loader_key(self.selects.loader, loaders, reader=f"monitor={self.selects.name!r}")
         checks.check_callbacks(self.all_callbacks, loaders)
         trains_nothing = checks.check_trains(self.loaders, has_optimizer=self.optimizer is not None)
         if trains_nothing is not None:

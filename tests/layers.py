@@ -8,7 +8,7 @@ from pathlib import Path
 # From low to high; a module imports from lower layers and from its own.
 LAYERS = [
     {"types", "errors", "version", "torchvision_cpu", "support", "seeding"},
-    {"communicator", "precision", "metrics", "warmup"},
+    {"communicator", "monitor", "precision", "metrics", "warmup"},
     {"storage"},
     {"checkpoints", "sampling"},
     {"data"},

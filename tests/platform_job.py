@@ -50,8 +50,8 @@ def train(num_epochs, num_workers):
         },
         callbacks=[
             dl.AccuracyCallback("logits", "targets"),
-            dl.CheckpointCallback(LOGDIR, "valid", "loss", minimize=True, mode="runner", topk=1),
-            dl.EarlyStoppingCallback(5, "valid", "loss", minimize=True),
+            dl.CheckpointCallback(LOGDIR, monitor="valid/loss", mode="min", content="runner", keep_best=1),
+            dl.EarlyStoppingCallback(5, monitor="valid/loss", mode="min"),
             InterruptedOnce(),
         ],
         loggers={"jsonl": dl.JSONLLogger(LOGDIR)},

@@ -34,7 +34,7 @@ class Tied(nn.Module):
 def train(model, engine=None, *, folder=None, **options):
     options = {"optimizer": sgd(model, lr=0.0), "engine": engine or dl.CPUEngine()} | options
     if folder is not None:
-        options.setdefault("callbacks", [dl.CheckpointCallback(folder, mode="runner")])
+        options.setdefault("callbacks", [dl.CheckpointCallback(folder, content="runner")])
     return tiny.train(model, **options)
 
 

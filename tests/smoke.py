@@ -77,7 +77,7 @@ def resumed(*, num_processes=1, **options):
         options = {**options, "num_processes": num_processes, "logdir": folder, "resume": "auto"}
 
         def checkpoints():
-            return dl.CheckpointCallback(Path(folder, "checkpoints"), mode="runner", every_steps=1)
+            return dl.CheckpointCallback(Path(folder, "checkpoints"), content="runner", every_steps=1)
 
         try:
             trained(callbacks=[checkpoints(), Interrupt(NUM_SAMPLES // BATCH_SIZE + 2)], **options)

@@ -10,13 +10,13 @@ from runnerkit import dl, metrics
 from runnerkit.callbacks.metrics.parts.batch_keys import pick
 
 VALID = {
-    dl.EarlyStoppingCallback: {"patience": 3, "loader_key": "valid", "metric_key": "loss", "minimize": True},
+    dl.EarlyStoppingCallback: {"patience": 3, "monitor": "valid/loss", "mode": "min"},
     dl.CheckpointCallback: {"logdir": "logs"},
     dl.LRFinder: {"final_lr": 1.0},
     dl.ConfusionMatrixCallback: {"input_key": "logits", "target_key": "targets", "num_classes": 2},
     dl.TrevskyCallback: {"input_key": "logits", "target_key": "targets", "alpha": 0.5},
     dl.MetricAggregationCallback: {"metric_key": "loss"},
-    dl.PeriodicLoaderCallback: {"valid_loader_key": "valid", "valid_metric_key": "loss"},
+    dl.PeriodicLoaderCallback: {"monitor": "valid/loss"},
     dl.FunctionalBatchMetricCallback: {
         "metric_fn": abs, "metric_key": "mae", "input_key": "logits", "target_key": "targets"
     },
@@ -32,7 +32,7 @@ COUNTS = (
     (dl.BatchSizeFinder, "start"),
     (dl.BatchSizeFinder, "num_steps"),
     (dl.CheckRunCallback, "num_batch_steps"),
-    (dl.CheckpointCallback, "topk"),
+    (dl.CheckpointCallback, "keep_best"),
     (dl.CheckpointCallback, "every_epochs"),
     (dl.EarlyStoppingCallback, "patience"),
     (dl.FreezeCallback, "from_epoch"),
@@ -71,7 +71,7 @@ def test_count_is_an_integer_from_1_on(callback, name, value):
         (dl.LRFinder, {"num_steps": 1}, ValueError, "num_steps must be >= 2 or None, got 1"),
         (dl.LRScaleCallback, {"warmup_steps": 2.5}, TypeError, "warmup_steps must be an integer >= 0, got 2.5"),
         (dl.EMACallback, {"decay": "8"}, TypeError, "decay must be a number, got '8'"),
-        (dl.EarlyStoppingCallback, {"metric_key": None}, TypeError, "metric_key must be a str, got None"),
+        (dl.EarlyStoppingCallback, {"monitor": None}, TypeError, "monitor must be a str, got None"),
         (dl.MetricAggregationCallback, {"multiplier": []}, TypeError, "multiplier must be a number, got []"),
         (dl.PeriodicLoaderCallback, {"more": "8"}, TypeError,
          "the period of loader 'more' must be a number of epochs >= 0, got '8'"),
@@ -144,6 +144,6 @@ def test_topk_is_integers_from_1_on(value):
 
 def test_numpy_numbers_are_numbers():
     """Arguments may be NumPy scalars, as a hyperparameter search or a data frame yields them."""
-    callback = dl.EarlyStoppingCallback(np.int64(3), "valid", "loss", minimize=True, min_delta=np.float32(0.5))
+    callback = dl.EarlyStoppingCallback(np.int64(3), monitor="valid/loss", mode="min", min_delta=np.float32(0.5))
 
     assert (callback.patience, callback.min_delta) == (3, 0.5)

@@ -107,7 +107,6 @@ def of(batch):
     return {"loaders": {"train": [batch]}}
 
 
-BEST = {"valid_loader": "valid", "minimize_valid_metric": False}
 BAD = {
     "loaders empty": ({"loaders": {}}, ValueError, "loaders is empty"),
     "loaders no dict": ({"loaders": loader(8, 4)}, TypeError, "loaders must be a dict .* got DataLoader"),
@@ -115,9 +114,9 @@ BAD = {
     "loader None": ({"loaders": {"train": None}}, TypeError, "loader 'train' is a NoneType"),
     "loader empty": ({"loaders": {"train": []}}, ValueError, "loader 'train' is empty"),
     "loader dropped": ({"loaders": {"train": loader(3, 4, drop_last=True)}}, ValueError, "3 samples.* drop_last=True"),
-    "valid_loader misspelt": ({"valid_loader": "vaild", "valid_metric": "loss"}, ValueError, r"'vaild'; the loaders"),
-    "valid_metric misspelt": (
-        {**BEST, "valid_metric": "acuracy"},
+    "loader of the monitor misspelt": ({"monitor": "vaild/loss"}, ValueError, r"'vaild'; the loaders"),
+    "metric of the monitor misspelt": (
+        {"monitor": "valid/acuracy", "mode": "max"},
         KeyError,
         r"'acuracy' of loader 'valid', which has \['",
     ),
@@ -177,7 +176,7 @@ BAD = {
         ValueError,
         "does not reach your CheckpointCallback: pass it there",
     ),
-    "what is best": ({"valid_metric": "accuracy"}, ValueError, "minimize_valid_metric=True if a smaller 'accuracy' is"),
+    "what is best": ({"monitor": "valid/accuracy"}, ValueError, "write mode='min' if smaller values are better"),
     "no steps": ({"num_steps": 0}, ValueError, "num_steps must be >= 1 .*got 0"),
     "samples in parts": ({"num_samples": 1.5}, TypeError, "num_samples must be an int"),
     "hours below zero": ({"max_hours": -1}, ValueError, "max_hours must be > 0 or None, got -1"),
@@ -200,7 +199,7 @@ BAD = {
         RuntimeError,
         r"add BackwardCallback\('loss'\)",
     ),
-    "best of nothing": ({"load_best_on_end": True}, ValueError, "needs valid_loader and valid_metric"),
+    "best of nothing": ({"load_best_on_end": True}, ValueError, "needs monitor=, such as"),
 }
 
 
@@ -224,7 +223,7 @@ def test_a_refused_call_leaves_the_runner_as_it_was():
     runner = dl.SupervisedRunner()
     before = dict(vars(runner))
 
-    bad = ({"log_every": 0}, {"resume": "auto"}, {"valid_loader": "valdi"}, {"loggers": {"csv": 3}}, {"hparams": 3})
+    bad = ({"log_every": 0}, {"resume": "auto"}, {"monitor": "valdi/loss"}, {"loggers": {"csv": 3}}, {"hparams": 3})
     for refused in bad:
         with pytest.raises((ValueError, TypeError, KeyError)):
             train(runner=runner, **{"loaders": LOADERS, "gradient_clip": 1.0, "seed": 1, **refused})
@@ -251,11 +250,11 @@ def test_a_loss_that_becomes_nan_ends_the_run_before_the_next_checkpoint(tmp_pat
     ("arguments", "message"),
     [
         ({"every_steps": 0}, "every_steps must be >= 1 or None, got 0"),
-        ({"mode": "weights"}, "mode must be 'model' or 'runner', got 'weights'"),
-        ({"loader_key": "valid"}, "pass both loader_key and metric_key, or neither; got 'valid' and None"),
-        ({"loader_key": "valid", "metric_key": "loss"}, "pass minimize=True if smaller values of 'loss' are better"),
-        ({"load_best_on_end": True}, "load_best_on_end=True needs loader_key and metric_key"),
-        ({"max_hours": 1}, "max_hours saves the full state, to resume from: pass mode='runner'"),
+        ({"content": "weights"}, "content must be 'model' or 'runner', got 'weights'"),
+        ({"monitor": "valid"}, "monitor must be 'loader/metric', got 'valid'; write monitor='valid/loss'"),
+        ({"monitor": "valid/mae"}, "monitor='valid/mae' needs a mode: write mode='min' if smaller values are better"),
+        ({"load_best_on_end": True}, "load_best_on_end=True needs monitor="),
+        ({"max_hours": 1}, "max_hours saves the full state, to resume: pass content='runner'"),
     ],
 )
 def test_checkpoints_that_cannot_be_are_refused(tmp_path, arguments, message):
@@ -312,7 +311,7 @@ def test_checkpoints_of_another_run_are_refused_without_loggers_too(tmp_path):
     """A folder of checkpoints belongs to one run."""
 
     def checkpoint():
-        return dl.CheckpointCallback(tmp_path, mode="model")
+        return dl.CheckpointCallback(tmp_path, content="model")
 
     train(callbacks=[checkpoint()])
 

@@ -83,8 +83,8 @@ def test_nan_is_never_the_best_and_may_be_the_last(tmp_path):
 
 
 def test_checkpoints_say_what_they_were_judged_by(tmp_path):
-    """index.json holds `valid_metric` and `minimize_valid_metric`; the best epoch is that of best.pth."""
-    judged = {"valid_loader": "valid", "valid_metric": "accuracy", "minimize_valid_metric": False}
+    """index.json holds `monitor` and `mode`; the best epoch is that of best.pth."""
+    judged = {"monitor": "valid/accuracy", "mode": "max"}
     callbacks = [dl.AccuracyCallback("logits", "targets")]
     loaders = {"train": loader(16, 4), "valid": loader(8, 4)}
     train(loaders=loaders, callbacks=callbacks, num_epochs=4, logdir=tmp_path, **judged)

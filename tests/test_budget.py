@@ -102,7 +102,7 @@ def test_a_resumed_run_counts_what_was_done(tmp_path, limits, moment):
     """Interrupted within a step, at a step's end or an epoch's, it ends with the same weights, counters and logs."""
     options = {"valid_every_steps": 2, "log_every": 1, **limits}
     whole, expected = train(logdir=tmp_path / "whole", **options)
-    save = partial(dl.CheckpointCallback, tmp_path / "log", mode="runner", every_steps=1)
+    save = partial(dl.CheckpointCallback, tmp_path / "log", content="runner", every_steps=1)
 
     with pytest.raises(KeyboardInterrupt):
         train(logdir=tmp_path / "log", callbacks=[save(), Interrupt(*moment)], **options)
@@ -238,7 +238,7 @@ def test_functions_make_what_objects_would_be(num_processes):
 
     runner, found = train(
         model=mlp(), optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9), num_epochs=2,
-        scheduler=lambda each, _: CosineAnnealingLR(each, 3), callbacks=[dl.SchedulerCallback(mode="epoch")],
+        scheduler=lambda each, _: CosineAnnealingLR(each, 3), callbacks=[dl.SchedulerCallback(interval="epoch")],
         loaders={"train": loader(48, 8 // num_processes)}, num_processes=num_processes,
     )  # fmt: skip
 
@@ -340,7 +340,7 @@ def test_the_end_of_a_stream_is_known_to_an_accumulated_step(num_samples):
         runner, found = train(
             scheduler=lambda optimizer, _: CosineAnnealingLR(optimizer, 6), accumulation_steps=3, num_epochs=2,
             loaders={"train": DataLoader(data, BATCH), "valid": loader(6, 3)}, valid_every_steps=2,
-            callbacks=[at("on_step_end", note), dl.SchedulerCallback(mode="batch")],
+            callbacks=[at("on_step_end", note), dl.SchedulerCallback(interval="step")],
         )  # fmt: skip
         assert ends[-1][2] == -(-num_samples // BATCH)
         return [each[:2] for each in ends], found.tolist(), runner.optimizer.param_groups[0]["lr"]

@@ -206,8 +206,8 @@ def decayed(optimizer, num_steps):
 def test_a_run_ends_at_its_first_save(tmp_path, is_own):
     """The error names the place of the unsupported value, and no checkpoint is left behind."""
 
-    def fails(words, *callbacks, mode="runner", **options):
-        own = dl.CheckpointCallback(tmp_path, mode=mode, asynchronous=True, every_steps=1)
+    def fails(words, *callbacks, content="runner", **options):
+        own = dl.CheckpointCallback(tmp_path, content=content, asynchronous=True, every_steps=1)
         with pytest.raises(TypeError, match=words):
             fit(tmp_path, *callbacks, *([own] if is_own else []), num_epochs=3, **options)
         assert not list(tmp_path.glob("checkpoints/*"))
@@ -215,7 +215,7 @@ def test_a_run_ends_at_its_first_save(tmp_path, is_own):
     fails(r"^callbacks\['.*History'\]\['history'\] is of type collections.deque", History(collections.deque()))
     fails(r"^scheduler_state_dict\[''\]\['lr_lambdas'\]\[0\]\['path'\] is of type pathlib", scheduler=decayed)
     fails(r"^model_state_dict\['_extra_state'\] is of type collections.deque", model=WithExtraState(6, 3))
-    fails(r"^model_state_dict\['_extra_state'\] is of type", model=WithExtraState(6, 3), mode="model")
+    fails(r"^model_state_dict\['_extra_state'\] is of type", model=WithExtraState(6, 3), content="model")
 
 
 class OnRankZero(History):
@@ -252,10 +252,10 @@ def test_what_is_wrong_with_checkpoints_is_told_apart(tmp_path, capsys, caplog):
 
     weights = CheckpointFolder(folder).add("model.0001.pth", {"weight": torch.zeros(1)}, **SAVED | {"kind": "model"})
     CheckpointFolder(folder).set_alias("last", weights)
-    with pytest.raises(FileNotFoundError, match=r"its checkpoints hold weights only \(mode='model'\)$"):
+    with pytest.raises(FileNotFoundError, match=r"its checkpoints hold weights only \(content='model'\)$"):
         find_checkpoint(tmp_path)
     assert main(["doctor", str(tmp_path)]) == 0
-    assert "checkpoints: weights only (mode='model'): a run cannot resume from them" in capsys.readouterr().out
+    assert "checkpoints: weights only (content='model'): a run cannot resume from them" in capsys.readouterr().out
 
     checkpoint_of_old(folder, "model.0002.pth", collections.deque([1]), **SAVED)
     with pytest.raises(FileNotFoundError, match=rf"resume from in .*checkpoints: model.0002.pth {foreign}[^;]*$"):
@@ -302,8 +302,8 @@ def test_a_flipped_bit_in_a_name_is_damage(tmp_path):
 
 def test_what_is_set_after_the_callback_was_made_counts(tmp_path):
     """A subclass may set it after `super().__init__`."""
-    checkpoint = dl.CheckpointCallback(tmp_path / "logs", loader_key="train", metric_key="loss", minimize=False)
-    checkpoint.folder, checkpoint.topk, checkpoint.save_best = tmp_path / "elsewhere", 3, False
+    checkpoint = dl.CheckpointCallback(tmp_path / "logs", monitor="train/loss", mode="max")
+    checkpoint.folder, checkpoint.keep_best, checkpoint.save_best = tmp_path / "elsewhere", 3, False
 
     train(mlp(), callbacks=[checkpoint], num_epochs=6)
 

@@ -13,7 +13,7 @@ from tests.tiny import loader, train
 
 
 def fit(folder, *callbacks, num_epochs=1, **options):
-    checkpoint = dl.CheckpointCallback(folder, mode="runner", asynchronous=True, **options)
+    checkpoint = dl.CheckpointCallback(folder, content="runner", asynchronous=True, **options)
     train(loaders={"train": loader(40, 4)}, callbacks=[checkpoint, *callbacks], num_epochs=num_epochs)
 
 
@@ -38,7 +38,7 @@ def test_steps_go_on_while_it_is_written_and_do_not_change_it(tmp_path, monkeypa
         return add(folder, name, state, **what)
 
     monkeypatch.setattr(CheckpointFolder, "add", slow)
-    fit(tmp_path, noted, every_steps=3, topk=1)
+    fit(tmp_path, noted, every_steps=3, keep_best=1)
 
     assert begun == [(f"model.0001.{step:08d}.pth", False) for step in (3, 6, 9)] + [("model.0001.pth", False)]
     for step in (9, 10):

@@ -55,7 +55,7 @@ def terminate(runner):
 
 
 def checkpoint(logdir, **options):
-    options = {"loader_key": "valid", "metric_key": "loss", "minimize": True, "mode": "runner", **options}
+    options = {"monitor": "valid/loss", "mode": "min", "content": "runner", **options}
     return dl.CheckpointCallback(logdir, **options)
 
 
@@ -162,12 +162,12 @@ def train_in(logdir, *callbacks, **options):
 
 def test_two_that_would_save_over_each_other_are_refused(tmp_path):
     """Two checkpoint callbacks with the same folder are refused before anything is written."""
-    weights_only = checkpoint(tmp_path, mode="model", topk=2)
+    weights_only = checkpoint(tmp_path, content="model", keep_best=2)
     with pytest.raises(ValueError, match=r"would overwrite each other's files in .*: give one another logdir"):
         train_in(tmp_path, checkpoint(tmp_path / "." / "x" / ".."), weights_only)
     assert not (tmp_path / "checkpoints").exists()
 
-    train_in(tmp_path, checkpoint(tmp_path), checkpoint(tmp_path / "weights", mode="model"))
+    train_in(tmp_path, checkpoint(tmp_path), checkpoint(tmp_path / "weights", content="model"))
     assert (tmp_path / "weights" / "checkpoints" / "best.pth").exists()
 
 

@@ -45,9 +45,8 @@ callbacks:
   - {_target_: runnerkit.dl.AccuracyCallback, input_key: logits, target_key: targets}
 loggers: {console: null}
 num_epochs: 2
-valid_loader: valid
-valid_metric: accuracy
-minimize_valid_metric: false
+monitor: valid/accuracy
+mode: max
 """
 
 
@@ -187,7 +186,7 @@ def test_what_training_raises_keeps_its_traceback(folder, capsys):
     assert "Traceback" in error and "mat1 and mat2 shapes cannot be multiplied" in error
 
 
-STOP = "runnerkit.dl.EarlyStoppingCallback, patience: 2, loader_key: valid, metric_key: acuracy, minimize: false"
+STOP = "runnerkit.dl.EarlyStoppingCallback, patience: 2, monitor: valid/acuracy, mode: max"
 WRONG = {
     "typo in a key": (["num_epoch=3"], "num_epoch: unknown key; expected one of runner, model,"),
     "typo in an argument": (["optimizer.lrate=0.1"], "SGD does not accept 'lrate'; it accepts params, lr, momentum,"),
@@ -216,15 +215,15 @@ WRONG = {
     "an engine without _target_": (["engine={num_processes: 1}"], "engine: _target_ is missing; expected a name, or f"),
     "a seed too large": (["seed=20000000000000000000"], "seed: expected a seed from -2**63 to 2**64 - 1"),
     "a seed too small": (["seed=-9999999999999999999"], "seed: expected a seed from -2**63 to 2**64 - 1"),
-    "an unknown metric": (["valid_metric=acuracy"], "metric 'acuracy' of loader 'valid', which has ['accuracy',"),
+    "an unknown metric": (["monitor=valid/acuracy"], "metric 'acuracy' of loader 'valid', which has ['accuracy',"),
     "an unknown metric of a callback": (
-        [f"callbacks=[{{_target_: {STOP}}}]", "valid_metric=loss"],
+        [f"callbacks=[{{_target_: {STOP}}}]", "monitor=valid/loss"],
         "reads metric 'acu",
     ),
     "reference to nothing": (["hparams={}"], "Interpolation key 'hparams.width' not found"),
     "no override": (["lr"], "override 'lr' must have the form key=value, such as optimizer.lr=0.01"),
     "override of no place": (["callbacks.5.topk=[1]"], "override 'callbacks.5.topk=[1]': "),
-    "unknown loader": (["valid_loader=vaild"], "reads loader 'vaild'; the loaders are ['train', 'valid']"),
+    "unknown loader": (["monitor=vaild/accuracy"], "reads loader 'vaild'; the loaders are ['train', 'valid']"),
     "unknown engine": (["--engine", "dpp"], "engine: unknown engine 'dpp'; expected one of cpu, gpu, dp, ddp, fsdp,"),
     "no engine": (["engine={_target_: torch.nn.ReLU}"], "engine: is a ReLU; expected an engine of dl"),
     "a list of engines": (["engine=[ddp]"], "engine: expected a name, or _target_ and its arguments, got"),
@@ -237,7 +236,7 @@ WRONG = {
         ["callbacks.0.input_key=logitz"],
         "reads 'logitz' of a batch of loader 'train', whi",
     ),
-    "a misspelt metric in training": (["valid_loader=train", "valid_metric=acuracy"], "metric 'acuracy' of loader 'tr"),
+    "a misspelt metric in training": (["monitor=train/acuracy"], "metric 'acuracy' of loader 'tr"),
 }
 OF_THE_COMMAND = ("no override", "a file for a folder", "no permission", "a run is there")
 

@@ -24,7 +24,7 @@ runner = dl.SupervisedRunner(output_key="logits").train(
     loaders={"train": loader(10, 4)}, loggers={"console": None, "memory": logger},
     callbacks=[
         dl.LargestBatchCallback(), dl.MeanAbsoluteErrorCallback("logits", "logits"),
-        dl.MirroredCheckpointCallback("logs", mode="runner", every_steps=1),
+        dl.MirroredCheckpointCallback("logs", content="runner", every_steps=1),
     ],
 )
 [(epoch, key, metrics)] = logger.rows

@@ -24,7 +24,7 @@ MODEL = "model.0004.pth"
 def train_in(logdir, **options):
     options = {"loggers": {"jsonl": dl.JSONLLogger(logdir)}, "hparams": {"lr": 0.1}, "num_epochs": 4, **options}
     loaders = {"train": loader(16, 4), "valid": loader(8, 4)}
-    train(loaders=loaders, logdir=logdir, valid_loader="valid", valid_metric="loss", **options)
+    train(loaders=loaders, logdir=logdir, monitor="valid/loss", **options)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from tests.tiny import loader, train
 def trained(folder, *, loaders=("train", "valid"), callbacks=(), **options):
     """Train epochs of four steps; return the steps in the rows of the evaluation loader."""
     made = {"train": loader(16, 4), "valid": loader(6, 3)}
-    judge = {"loader_key": "valid", "metric_key": "loss", "minimize": True}
-    save = dl.CheckpointCallback(folder, mode="runner", every_steps=1, topk=99, **judge)
+    judge = {"monitor": "valid/loss", "mode": "min"}
+    save = dl.CheckpointCallback(folder, content="runner", every_steps=1, keep_best=99, **judge)
     train(loaders={key: made[key] for key in loaders}, callbacks=[save, *callbacks], logdir=folder, **options)
     return pd.read_csv(folder / "csv" / "valid.csv")["step"].tolist()
 

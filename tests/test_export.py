@@ -19,7 +19,7 @@ from tests.tiny import NUM_FEATURES, mlp
 def logdir(tmp_path_factory):
     """Return the logdir of a config that was trained."""
     folder = tmp_path_factory.mktemp("export")
-    (folder / "config.yaml").write_text(CONFIG + "minimize_valid_metric: true\n")
+    (folder / "config.yaml").write_text(CONFIG.replace("mode: max", "mode: min"))
     assert main(["run", str(folder / "config.yaml"), "--logdir", str(folder / "log")]) == 0
     return folder / "log"
 

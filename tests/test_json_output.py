@@ -30,7 +30,7 @@ optimizer: {_target_: torch.optim.SGD, lr: 0.1}
 loaders:
   train: {_target_: tests.tiny.loader, num_samples: 16, batch_size: 4}
   valid: {_target_: tests.tiny.loader, num_samples: 8, batch_size: 4}
-valid_metric: loss
+monitor: valid/loss
 engine: cpu
 """
 

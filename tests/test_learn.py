@@ -114,7 +114,7 @@ def test_a_scheduler_steps_after_each_of_them(steps):
     runner = Several() if steps == "learn" else ByHand()
     options = {} if steps == "learn" else {"scheduler": lambda optimizer, _: decay(optimizer)}
 
-    found = train(runner, callbacks=[dl.SchedulerCallback(mode="batch")], **{"scheduler": decay, **options})
+    found = train(runner, callbacks=[dl.SchedulerCallback(interval="step")], **{"scheduler": decay, **options})
 
     assert torch.equal(found, by_hand(scheduler=decay))
     assert runner.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
@@ -132,7 +132,7 @@ def test_each_step_is_counted(tmp_path):
 
     runner = Both()
     loaders = {"train": loader(NUM_SAMPLES, BATCH_SIZE), "valid": loader(8, 8)}
-    saver = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=7)
+    saver = dl.CheckpointCallback(tmp_path, content="runner", every_steps=7)
     train(runner, loaders=loaders, num_epochs=None, num_steps=20, valid_every_steps=5, callbacks=[validations, saver])
 
     assert (runner.optimizer_step, runner.batch_step, runner.seen) == (21, 7, 21)
@@ -146,7 +146,7 @@ def test_a_schedule_for_another_number_of_steps_raises():
         steps_per_batch = 1
 
     with pytest.raises(ValueError, match=r"num_steps was 12 .* learn.. made 3 in batch 1"):
-        train(Undeclared(), scheduler=decay, callbacks=[dl.SchedulerCallback(mode="batch")])
+        train(Undeclared(), scheduler=decay, callbacks=[dl.SchedulerCallback(interval="step")])
 
     class WithHook(Undeclared):
         scheduler_interval = "step"
@@ -316,12 +316,12 @@ def test_a_run_that_is_killed_resumes(tmp_path):
     """Within an epoch, to the same weights, with a scheduler that counts the steps."""
 
     def run(*callbacks, **options):
-        return train(callbacks=[dl.SchedulerCallback(mode="batch"), *callbacks], scheduler=decay, **options)
+        return train(callbacks=[dl.SchedulerCallback(interval="step"), *callbacks], scheduler=decay, **options)
 
     whole = run()
     with pytest.raises(KeyboardInterrupt):
-        run(dl.CheckpointCallback(tmp_path, mode="runner", every_steps=3), Interrupt(4))
-    assert torch.equal(run(dl.CheckpointCallback(tmp_path, mode="runner"), resume=tmp_path), whole)
+        run(dl.CheckpointCallback(tmp_path, content="runner", every_steps=3), Interrupt(4))
+    assert torch.equal(run(dl.CheckpointCallback(tmp_path, content="runner"), resume=tmp_path), whole)
 
 
 class Rollouts(dl.Runner):

@@ -20,7 +20,7 @@ def diverged(folder, model=None, **options):
     model = model or mlp()
     loaders = {"train": loader(40, 4, shuffle=True), "valid": loader(21, 4, seed=1)}
     options = {"optimizer": sgd(model, lr=3.0), "num_epochs": 6, "loaders": loaders, "logdir": folder, **options}
-    return train(model, valid_loader="valid", valid_metric="loss", **options).model
+    return train(model, monitor="valid/loss", **options).model
 
 
 def load(source, model=None, **options):
@@ -181,11 +181,11 @@ def tied(seed, *, parts=False):
     return model
 
 
-@pytest.mark.parametrize(("mode", "parts"), [("model", False), ("runner", False), ("runner", True)])
-def test_exported_weights_are_read_by_safetensors_and_by_load(tmp_path, mode, parts):
+@pytest.mark.parametrize(("content", "parts"), [("model", False), ("runner", False), ("runner", True)])
+def test_exported_weights_are_read_by_safetensors_and_by_load(tmp_path, content, parts):
     """Tied weights are exported once, as safetensors does it, and views of one tensor separately."""
     model = tied(1, parts=parts)
-    train(model, callbacks=[dl.CheckpointCallback(tmp_path, mode=mode)])
+    train(model, callbacks=[dl.CheckpointCallback(tmp_path, content=content)])
 
     exported = utils.export_safetensors(tmp_path, tmp_path / "out" / "model.safetensors", which="last")
 

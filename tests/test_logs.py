@@ -59,7 +59,7 @@ def test_only_rank_zero_writes(tmp_path):
             pass
 
     logdir = tmp_path / "log"
-    train_in(logdir, num_processes=3, loggers={"count": CountingLogger()}, valid_metric="loss")
+    train_in(logdir, num_processes=3, loggers={"count": CountingLogger()}, monitor="valid/loss")
 
     assert len(list(counts.iterdir())) == 1
     assert len(list(logdir.glob("tensorboard/*/events.*"))) == 2

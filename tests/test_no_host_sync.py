@@ -189,7 +189,7 @@ def metric_callbacks():
         "loader": dl.LoaderMetricCallback(micro, "logits", "targets", metric_key="of_loader"),
         "function": dl.FunctionalBatchMetricCallback(nn.functional.cross_entropy, "again", "logits", "targets"),
         "reordered": dl.FunctionalMetricCallback("logits", "targets", nn.functional.cross_entropy, "once_more"),
-        "sum": dl.MetricAggregationCallback("both", ["loss", "again"], mode="sum"),
+        "sum": dl.MetricAggregationCallback("both", ["loss", "again"], reduction="sum"),
         "system": dl.SystemMetricsCallback(),
     }
 
@@ -254,7 +254,7 @@ def test_neither_logs_nor_checkpoints_nor_a_bar_read_more(tmp_path, monkeypatch)
     loggers = {name: kind(tmp_path, log_batch_metrics=True) for name, kind in kinds.items()}
 
     with watching() as watch:
-        save = dl.CheckpointCallback(tmp_path, "valid", "loss", minimize=True, mode="runner", every_minutes=60)
+        save = dl.CheckpointCallback(tmp_path, monitor="valid/loss", mode="min", content="runner", every_minutes=60)
         options = {"loggers": loggers, "logdir": tmp_path, "verbose": True, "non_finite": "raise"}
         fit(callbacks={"save": save, "arm": Arm(watch)}, **options)
 

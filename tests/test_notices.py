@@ -8,7 +8,7 @@ from runnerkit import dl
 from tests.tiny import loader, mlp, train
 
 LOADERS = {"train": loader(16, 4), "valid": loader(12, 4)}
-VALID = {"valid_loader": "valid", "valid_metric": "loss", "minimize_valid_metric": True}
+VALID = {"monitor": "valid/loss", "mode": "min"}
 
 
 def told(**options):
@@ -33,7 +33,7 @@ def test_a_run_that_stops_early_says_why():
     """The metric, for how long, the best value and its epoch, which is not the last."""
     model = mlp()
     climbing = torch.optim.SGD(model.parameters(), lr=0.1, maximize=True)
-    stop = dl.EarlyStoppingCallback(2, "valid", "loss", minimize=True)
+    stop = dl.EarlyStoppingCallback(2, monitor="valid/loss", mode="min")
 
     [line], runner = told(model=model, optimizer=climbing, callbacks=[stop], num_epochs=9)
 

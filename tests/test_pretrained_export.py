@@ -188,7 +188,7 @@ class Adapted(Tied):
 def trained_in_part(folder):
     model = Tied()
     model.embed.requires_grad_(False)
-    part = dl.CheckpointCallback(folder / "part", mode="runner", trainable_only=True)
+    part = dl.CheckpointCallback(folder / "part", content="runner", trainable_only=True)
     train(model, optimizer=torch.optim.SGD(model.classes.parameters(), lr=0.1), callbacks=[part])
     return folder / "part" / "checkpoints" / "last.pth"
 

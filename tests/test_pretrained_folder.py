@@ -41,7 +41,7 @@ def start_in_two_processes(folder):
     for name, engine in ENGINES.items():
         with utils.parameters_on_meta() if name == "meta" else nullcontext():
             model = Tied(seed=9)
-        start = dl.CheckpointCallback(folder / name, mode="runner", resume_model=folder / "out")
+        start = dl.CheckpointCallback(folder / name, content="runner", resume_model=folder / "out")
         train(model, engine(2, device="cpu"), callbacks=[start])
 
 

@@ -66,7 +66,7 @@ def logdir(tmp_path_factory):
     logdir = tmp_path_factory.mktemp("report") / "digits"
     loaders = {"train": loader(32, 4), "valid": loader(16, 4)}
     hparams = {"lr": 0.1, "model": {"width": 16, "name": "<b>mlp</b> & more"}}
-    judge = {"valid_loader": "valid", "valid_metric": "accuracy", "minimize_valid_metric": False}
+    judge = {"monitor": "valid/accuracy", "mode": "max"}
     accuracy = [dl.AccuracyCallback("logits", "targets")]
     loggers = {"csv": dl.CSVLogger(logdir, save_diff=False)}  # the page would show changes of this checkout
     train(loaders=loaders, callbacks=accuracy, hparams=hparams, num_epochs=4, logdir=logdir, loggers=loggers, **judge)

@@ -38,7 +38,7 @@ def fit(engine, *, fails_in, fails_on=1, **callbacks):
     runner = OwnMetric()
     runner.fails_in, runner.fails_on = fails_in, fails_on
     loaders = {"train": loader(32, 4), "valid": loader(10, 2)}
-    stop = dl.EarlyStoppingCallback(3, "valid", "mine", minimize=True)
+    stop = dl.EarlyStoppingCallback(3, monitor="valid/mine", mode="min")
     train(runner=runner, engine=engine, loaders=loaders, callbacks={"stop": stop, **callbacks})
     return runner.epoch_metrics["valid"]["mine"], runner.batch_step
 
@@ -103,7 +103,7 @@ def test_the_first_epoch_starts_as_if_no_batch_had_been_evaluated():
         return look
 
     loaders = {"train": loader(16, 4), "valid": loader(8, 4)}
-    plain, checked = first_look(), first_look(stop=dl.EarlyStoppingCallback(3, "valid", "mine", minimize=True))
+    plain, checked = first_look(), first_look(stop=dl.EarlyStoppingCallback(3, monitor="valid/mine", mode="min"))
 
     assert {name: repr(value) for name, value in plain.seen.items() if name != "loaders"} == {
         name: repr(value) for name, value in checked.seen.items() if name != "loaders"

@@ -34,11 +34,11 @@ class Augmented(Dataset):
 def run(logdir, *, interrupt_at=None, every_steps=None, num_epochs=4, num_workers=0, persistent=False, **options):
     model = copy.deepcopy(options.pop("model", None)) or mlp(dropout=0.3, batch_norm=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    judge = {"loader_key": "valid", "metric_key": "loss", "minimize": True}
+    judge = {"monitor": "valid/loss", "mode": "min"}
     callbacks = {
         "accuracy": dl.AccuracyCallback("logits", "targets"),
         "stop": dl.EarlyStoppingCallback(50, **judge),
-        "checkpoint": dl.CheckpointCallback(logdir, **judge, mode="runner", every_steps=every_steps),
+        "checkpoint": dl.CheckpointCallback(logdir, **judge, content="runner", every_steps=every_steps),
     }
     if interrupt_at is not None:
         callbacks["interrupt"] = Interrupt(interrupt_at)
@@ -110,7 +110,7 @@ def test_three_processes_resume_with_the_same_bits(tmp_path):
 def test_resume_runner_of_the_checkpoint_callback_is_the_same(tmp_path):
     """CheckpointCallback(resume_runner=) resumes like `train(resume=)`, for runners without this argument."""
     expected = run(tmp_path, num_epochs=2)
-    callback = dl.CheckpointCallback(tmp_path, resume_runner=tmp_path, mode="runner")
+    callback = dl.CheckpointCallback(tmp_path, resume_runner=tmp_path, content="runner")
 
     model = mlp(dropout=0.3, batch_norm=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -155,7 +155,7 @@ def test_the_end_of_a_stage_is_no_end_of_the_run(tmp_path, caplog):
 
 def test_every_second_epoch_and_the_last_are_saved(tmp_path):
     """every_epochs=2 saves every second epoch and the last one, also after an early stop."""
-    checkpoint = dl.CheckpointCallback(tmp_path, "train", "loss", minimize=True, every_epochs=2, topk=9)
+    checkpoint = dl.CheckpointCallback(tmp_path, monitor="train/loss", mode="min", every_epochs=2, keep_best=9)
     train(callbacks=[checkpoint, stop_after(5)], num_epochs=9)
 
     assert [record.epoch for record in CheckpointFolder(tmp_path / "checkpoints").records] == [2, 4, 5]
@@ -183,7 +183,7 @@ def test_the_best_checkpoint_is_a_copy_of_the_best_epoch(tmp_path):
     """best.pth and load_best_on_end give the weights of the best epoch, not of the last."""
     model, snapshots = mlp(), []
     keep = at("on_epoch_end", lambda runner: snapshots.append(weights(runner.model).clone()))
-    judge = {"valid_loader": "valid", "valid_metric": "loss", "minimize_valid_metric": True, "load_best_on_end": True}
+    judge = {"monitor": "valid/loss", "mode": "min", "load_best_on_end": True}
 
     loaders = {"train": loader(40, 4, shuffle=True), "valid": loader(21, 4, seed=1)}
     options = {"loaders": loaders, "callbacks": [keep], "num_epochs": 6, "logdir": tmp_path}
@@ -200,9 +200,9 @@ def test_the_best_checkpoint_is_a_copy_of_the_best_epoch(tmp_path):
 
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_every_checkpoint_loads_into_the_plain_module(tmp_path, num_processes):
-    """A checkpoint with mode="model" is a state dict without wrapper prefixes, also from DDP."""
+    """A checkpoint with content="model" is a state dict without wrapper prefixes, also from DDP."""
     model = mlp()
-    train(model, callbacks=[dl.CheckpointCallback(tmp_path, mode="model")], num_processes=num_processes)
+    train(model, callbacks=[dl.CheckpointCallback(tmp_path, content="model")], num_processes=num_processes)
 
     saved = mlp(seed=9)
     saved.load_state_dict(torch.load(tmp_path / "checkpoints" / "last.pth", weights_only=True))
@@ -236,7 +236,7 @@ def early_stopped(logdir, *, num_epochs=5, **options):
 
 def patient(patience):
     """Return early stopping whose min_delta no epoch reaches."""
-    return {"stop": dl.EarlyStoppingCallback(patience, "valid", "loss", minimize=True, min_delta=10.0)}
+    return {"stop": dl.EarlyStoppingCallback(patience, monitor="valid/loss", mode="min", min_delta=10.0)}
 
 
 def test_a_larger_patience_lets_an_early_stopped_run_go_on(tmp_path, caplog):

@@ -103,7 +103,10 @@ def test_another_optimizer_is_refused(tmp_path, before, after, options):
 
 
 def stopping(*watched):
-    return [dl.EarlyStoppingCallback(9, "valid", metric, minimize) for metric, minimize in watched]
+    return [
+        dl.EarlyStoppingCallback(9, monitor=f"valid/{metric}", mode="min" if minimize else "max")
+        for metric, minimize in watched
+    ]
 
 
 def states(callbacks):

@@ -40,7 +40,7 @@ def in_batches(length, *, size=BATCH, kind=RandomSampler):
 
 def fit(logdir, batches, *, stop_at=None, **options):
     """Train for two epochs, with a checkpoint after every other step; `stop_at` interrupts the run in that step."""
-    callbacks = [dl.CheckpointCallback(logdir, mode="runner", every_steps=2)]
+    callbacks = [dl.CheckpointCallback(logdir, content="runner", every_steps=2)]
     if stop_at is not None:
         callbacks.append(Interrupt(stop_at))
     options = {"num_epochs": 2, "logdir": logdir, "resume": "auto", **options}

@@ -61,7 +61,7 @@ def test_another_model_is_refused_with_the_names_of_what_differs(logdir, model, 
 
 def test_a_loader_that_lost_its_position_is_named(tmp_path):
     """A list of batches cannot begin in the middle of the epoch in which a DataLoader was interrupted."""
-    saving = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=2)
+    saving = dl.CheckpointCallback(tmp_path, content="runner", every_steps=2)
     with pytest.raises(KeyboardInterrupt):
         train(loaders={"train": loader(16, 4)}, logdir=tmp_path, callbacks=[saving, Interrupt(3)])
 
@@ -284,7 +284,7 @@ def test_another_schedulers_state_is_refused_by_a_warm_up(tmp_path):
 
 def test_within_a_loader_that_is_no_more_is_refused(tmp_path):
     """A checkpoint saved within a loader that the run lacks is refused, with the keys of the loaders."""
-    fit(tmp_path, callbacks=[dl.CheckpointCallback(tmp_path, mode="runner", every_steps=1)])
+    fit(tmp_path, callbacks=[dl.CheckpointCallback(tmp_path, content="runner", every_steps=1)])
     path = next(tmp_path.glob("checkpoints/model.0001.*.pth"))
 
     with pytest.raises(ValueError, match=r"saved within loader 'train'; the run has the loaders \['train_more'\]"):

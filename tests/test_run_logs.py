@@ -185,7 +185,7 @@ def test_what_is_logged_before_the_loggers_are_open_is_kept_for_them():
             self.log_text("batch", "x")
 
     keep = Keep()
-    stop = dl.EarlyStoppingCallback(1, "valid", "mine", minimize=True)  # causes a trial batch before training
+    stop = dl.EarlyStoppingCallback(1, monitor="valid/mine", mode="min")  # causes a trial batch before training
     fit({"keep": keep}, runner=Early, callbacks=[stop], hparams={"lr": 0.1})
 
     assert keep.of("log_hparams") == [({"lr": 0.1, "size": 7},)]

@@ -177,7 +177,7 @@ def test_early_stopping_ends_the_stage_not_the_next_one():
 
     class Stopping(Stages):
         def get_callbacks(self, stage):
-            stop = dl.EarlyStoppingCallback(1, loader_key="train", metric_key="loss", minimize=False)
+            stop = dl.EarlyStoppingCallback(1, monitor="train/loss", mode="max")
             return {**super().get_callbacks(stage), **({"stop": stop} if stage == "pretrain" else {})}
 
     runner = Stopping()
@@ -635,7 +635,7 @@ def test_plateau_rests_in_epochs_without_its_loader():
             seen.append(metrics)
             super().step(metrics)
 
-    periodic = [dl.PeriodicLoaderCallback("valid", "loss", True, valid=2)]
+    periodic = [dl.PeriodicLoaderCallback(monitor="valid/loss", mode="min", valid=2)]
     runner = supervised(
         model=model, optimizer=optimizer, scheduler=Plateau(optimizer), num_epochs=4, callbacks=periodic
     )

@@ -58,7 +58,7 @@ def fit(order, folder, *, callbacks=(), **options):
 def check_each_checkpoint(folder, monkeypatch, order, callbacks=list, **options):
     """Train; check that a run resumed from each checkpoint equals the whole run; return its metrics."""
     monkeypatch.setattr(CheckpointFolder, "keep", lambda *_: None)
-    save = dl.CheckpointCallback(folder / "whole", mode="runner", every_steps=1)
+    save = dl.CheckpointCallback(folder / "whole", content="runner", every_steps=1)
 
     expected = fit(order, folder / "whole", callbacks=[save, *callbacks()], **options)
 

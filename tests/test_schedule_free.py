@@ -62,7 +62,7 @@ def test_checkpoints_hold_both(tmp_path):
 
     def saver(**options):
         return dl.CheckpointCallback(
-            tmp_path, loader_key="valid", metric_key="loss", minimize=True, mode="runner", every_steps=1, **options
+            tmp_path, monitor="valid/loss", mode="min", content="runner", every_steps=1, **options
         )
 
     with pytest.raises(KeyboardInterrupt):

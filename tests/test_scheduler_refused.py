@@ -35,8 +35,8 @@ def stepped_by(callbacks):
         ),
         ({"scheduler_interval": "batch"}, ValueError, "scheduler_interval must be 'step'.*'epoch'.*'manual'.*'batch'"),
         (
-            {"scheduler_interval": "step", **stepped_by([dl.SchedulerCallback(mode="epoch")])},
-            ValueError, "scheduler_interval='step' and SchedulerCallback.mode='epoch'. contradict",
+            {"scheduler_interval": "step", **stepped_by([dl.SchedulerCallback(interval="epoch")])},
+            ValueError, "scheduler_interval='step' and SchedulerCallback.interval='epoch'. contradict",
         ),
         ({"scheduler_interval": "manual", **stepped_by([dl.SchedulerCallback()])}, ValueError, "remove one of the two"),
     ],
@@ -89,7 +89,7 @@ def test_your_code_may_step_those_that_no_callback_steps(others):
     callbacks += [dl.OptimizerCallback(f"loss_{key}", key, key) for key in keys]
     options = {"runner": Several(), "optimizer": optimizers, "scheduler": schedulers, "criterion": None}
 
-    train(models, callbacks=[*callbacks, dl.SchedulerCallback("a", mode="step")], **options)
+    train(models, callbacks=[*callbacks, dl.SchedulerCallback("a", interval="step")], **options)
 
     num_steps = {"a": PER_EPOCH, "b": 1, "c": 0}
     rates = {key: each.param_groups[0]["lr"] for key, each in optimizers.items()}

@@ -44,11 +44,11 @@ class Adapting(dl.SupervisedRunner):
             change(self.model)
 
 
-def trained(folder, *, callbacks=(), keys=("train", "valid"), optimizer=sgd, mode="runner", **options):
+def trained(folder, *, callbacks=(), keys=("train", "valid"), optimizer=sgd, content="runner", **options):
     """Train with two evaluations in each epoch, keep all checkpoints, and return the weights and metrics."""
     model = mlp(dropout=0.3, batch_norm=True)
-    judge = {"loader_key": "valid", "metric_key": "loss", "minimize": True}
-    save = dl.CheckpointCallback(folder, **judge, mode=mode, topk=99, every_steps=3)
+    judge = {"monitor": "valid/loss", "mode": "min"}
+    save = dl.CheckpointCallback(folder, **judge, content=content, keep_best=99, every_steps=3)
     loaders = {"train": loader(NUM_STEPS * 4, 4, shuffle=True), "valid": loader(9, 3, seed=1), "test": loader(6, 3)}
     options = {"num_epochs": NUM_EPOCHS, "valid_every_steps": 2, "logdir": folder, **options}
     loaders = {key: loaders[key] for key in keys}
@@ -119,16 +119,16 @@ def last_and_best(folder):
 
 
 def test_plain_weights_are_those_that_were_scored(tmp_path, monkeypatch):
-    """A file of mode "model" holds one set of weights: the scored ones, if it has a score."""
+    """A file of content "model" holds one set of weights: the scored ones, if it has a score."""
     monkeypatch.setattr(CheckpointFolder, "keep", lambda *_: None)
 
-    trained(tmp_path, callbacks=[at("on_epoch_end", act)], mode="model")
+    trained(tmp_path, callbacks=[at("on_epoch_end", act)], content="model")
 
     without = {path.name for path, score in scores(tmp_path).items() if score is None}
     assert without == {"model.0001.00000003.pth", "model.0002.00000009.pth"}
 
 
-JUDGED = {"valid_loader": "valid", "valid_metric": "loss"}
+JUDGED = {"monitor": "valid/loss"}
 
 
 def test_a_run_ends_with_the_weights_that_were_scored(tmp_path):
@@ -163,7 +163,7 @@ class TwoPaces(dl.IRunner):
             f"{key} steps": dl.OptimizerCallback("loss", optimizer_key=key, accumulation_steps=number)
             for key, number in (("first", 1), ("last", 3))
         }
-        save = dl.CheckpointCallback(self.folder, loader_key="valid", metric_key="loss", minimize=True, topk=99)
+        save = dl.CheckpointCallback(self.folder, monitor="valid/loss", mode="min", keep_best=99)
         return {"backward": dl.BackwardCallback("loss"), **steppers, "save": save}
 
     def handle_batch(self, batch):
@@ -206,7 +206,7 @@ def test_a_target_network_is_saved_as_it_was_scored(tmp_path):
 
 def test_weights_that_nothing_changes_are_neither_copied_nor_saved_twice(tmp_path, monkeypatch):
     """runnerkit's own callbacks do not cost a copy; one of the user costs a copy, and no second set in the file."""
-    own = [dl.EMACallback(0.9), dl.EarlyStoppingCallback(9, "valid", "loss", True)]
+    own = [dl.EMACallback(0.9), dl.EarlyStoppingCallback(9, monitor="valid/loss", mode="min")]
     monkeypatch.setattr(scored_weights, "copied", None)
     trained(tmp_path / "own", callbacks=[*own, dl.AccuracyCallback("logits", "targets")])
     monkeypatch.undo()

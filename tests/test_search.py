@@ -21,8 +21,7 @@ loaders:
   valid: {_target_: tests.tiny.loader, num_samples: 32, batch_size: 8, seed: 1}
 loggers: {console: null}
 num_epochs: 2
-valid_loader: valid
-valid_metric: loss
+monitor: valid/loss
 """
 
 
@@ -137,8 +136,8 @@ def test_a_range_is_optunas(text, kind, low, high, log):
         (["optimizer.lr=0..x"], "optimizer.lr=0..x: expected LOW..HIGH"),
         (["optimizer.lr=1e-3..1.0:lin"], "optimizer.lr=1e-3..1.0:lin: expected LOW..HIGH"),
         (["optimizer.lr=0..1:log"], "optimizer.lr=0..1:log: a logarithmic range must start above 0, got 0"),
-        (["optimizer.lr=1,2", "valid_metric=null"], "config.yaml: valid_metric: is missing"),
-        (["optimizer.lr=1,2", "valid_metric=mae"], "minimize_valid_metric: is missing: pass true if a smaller mae"),
+        (["optimizer.lr=1,2", "monitor=null"], "config.yaml: monitor: is missing"),
+        (["optimizer.lr=1,2", "monitor=valid/mae"], "monitor='valid/mae' needs a mode: write mode='min' if smaller"),
         (["optimizer.lrr=1,2"], "config.yaml: optimizer: torch.optim.sgd.SGD does not accept 'lrr'; it accepts"),
         (["optimizer.lr=1,2", "--logdir", "old"], "old contains the trials of another search: choose another"),
     ],

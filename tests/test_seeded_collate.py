@@ -104,7 +104,7 @@ def with_noise(samples):
 
 def fit(logdir, data, num_workers, *callbacks, **options):
     batches = DataLoader(data, batch_size=4, num_workers=num_workers, collate_fn=with_noise)
-    save = dl.CheckpointCallback(logdir, mode="runner", every_steps=1)
+    save = dl.CheckpointCallback(logdir, content="runner", every_steps=1)
     options = {"num_epochs": 2, "logdir": logdir, "loggers": {"csv": None, "tensorboard": None}, **options}
     return train(mlp(dropout=0.3), loaders={"train": batches}, callbacks=[save, *callbacks], **options)
 

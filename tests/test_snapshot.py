@@ -17,7 +17,7 @@ from tests.tiny import loader, mlp, sgd, train
 @pytest.mark.parametrize(("callbacks", "absent"), [([], {"trained_model_state_dict"}), ([dl.EMACallback(0.5)], set())])
 def test_a_checkpoint_holds_the_keys_that_are_documented(tmp_path, callbacks, absent):
     """Each key of a file is in the list of one class, and each in the list is in the file of a run that has it."""
-    train(logdir=tmp_path, callbacks=[*callbacks, dl.CheckpointCallback(tmp_path, mode="runner", every_steps=3)])
+    train(logdir=tmp_path, callbacks=[*callbacks, dl.CheckpointCallback(tmp_path, content="runner", every_steps=3)])
     within, at_end = (load_checkpoint(path) for path in sorted((tmp_path / "checkpoints").glob("model.*")))
 
     assert within.keys() == at_end.keys() == Content.__annotations__.keys() - {"shards"} - absent

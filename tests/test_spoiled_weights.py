@@ -45,7 +45,7 @@ class Spoiled(dl.SupervisedRunner):
 def fit(logdir, *, callback=None, bad_step=FIRST_BAD_STEP, stop_step=None, steps_itself=False, **options):
     runner = Stepping() if steps_itself else Spoiled()
     runner.bad_step, runner.stop_step = bad_step, stop_step
-    saves = {} if callback is None else {"save": dl.CheckpointCallback(logdir, **{"mode": "runner", **callback})}
+    saves = {} if callback is None else {"save": dl.CheckpointCallback(logdir, **{"content": "runner", **callback})}
     options = {"num_epochs": 2, "loaders": {"train": loader(40, 4)}, "logdir": logdir, **options}
     return train(options.pop("model", None), runner=runner, callbacks=saves, **options)
 
@@ -117,9 +117,9 @@ def test_a_run_that_is_stopped_says_why_it_saved_nothing(tmp_path, caplog):
 
 
 def test_weights_alone_are_checked_too(tmp_path, caplog):
-    """mode="model"; and the warning names the parameter, and what to pass."""
+    """content="model"; and the warning names the parameter, and what to pass."""
     with pytest.raises(ValueError, match="became nan"):
-        fit(tmp_path, callback={"every_steps": 2, "mode": "model"})
+        fit(tmp_path, callback={"every_steps": 2, "content": "model"})
 
     assert names_of_finite(tmp_path)[-1] == "model.0002.00000012.pth"
     assert "'0.weight' of the model is NaN or infinite" in caplog.text and "non_finite='raise'" in caplog.text

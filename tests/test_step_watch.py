@@ -176,7 +176,7 @@ def test_the_rest_of_an_interrupted_loader_is_not_judged_and_the_next_one_is(tmp
             runner.engine.step(runner.optimizer)
 
     def run(*callbacks, num_epochs=2, **options):
-        save = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=2, **options)
+        save = dl.CheckpointCallback(tmp_path, content="runner", every_steps=2, **options)
         fit(ByHand(rarely), callbacks=[save, *callbacks], num_epochs=num_epochs)
 
     with pytest.raises(KeyboardInterrupt):

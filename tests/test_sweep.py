@@ -35,7 +35,7 @@ def test_optimizer_batch_sizes_and_limits_are_recorded(tmp_path):
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.8, 0.9), weight_decay=0.1)
     loaders = {"train": loader(16, 4), "valid": loader(12, 6)}
-    stop = dl.EarlyStoppingCallback(3, "valid", "loss", minimize=True)
+    stop = dl.EarlyStoppingCallback(3, monitor="valid/loss", mode="min")
 
     train(model, optimizer=optimizer, loaders=loaders, callbacks=[stop], num_epochs=2, num_steps=6,
           accumulation_steps=2, gradient_clip=1.0, logdir=tmp_path)  # fmt: skip

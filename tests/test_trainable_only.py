@@ -46,8 +46,8 @@ def fit(model, logdir, *, num_epochs=2, engine=None, **options):
     data = TensorDataset(torch.randn(48, 8, generator=generator), torch.arange(48) % 3)
     loaders = {key: DataLoader(data, batch_size=8, shuffle=key == "train") for key in ("train", "valid")}
     start = logdir if (logdir / "checkpoints").exists() else None
-    judge = {"loader_key": "valid", "metric_key": "loss", "minimize": True, "resume_runner": start}
-    save = dl.CheckpointCallback(logdir, **{"mode": "runner", "trainable_only": True, **judge, **options})
+    judge = {"monitor": "valid/loss", "mode": "min", "resume_runner": start}
+    save = dl.CheckpointCallback(logdir, **{"content": "runner", "trainable_only": True, **judge, **options})
     optimizer = torch.optim.Adam([each for each in model.parameters() if each.requires_grad], lr=0.01)
     options = {"num_epochs": num_epochs, "engine": engine or dl.CPUEngine(), "callbacks": [save]}
     return train(model, optimizer=optimizer, loaders=loaders, **options)
@@ -93,11 +93,11 @@ def test_it_continues_on_several_processes(tmp_path, make, engine):
     assert_same(second, whole)
 
 
-@pytest.mark.parametrize("mode", ["model", "runner"])
-def test_weights_are_loaded_into_the_same_base(tmp_path, mode):
+@pytest.mark.parametrize("content", ["model", "runner"])
+def test_weights_are_loaded_into_the_same_base(tmp_path, content):
     """`load`, `load_best_on_end` and evaluation take the base of the model; another base is refused."""
     model = Adapted()
-    runner = fit(model, tmp_path, mode=mode, load_best_on_end=True)
+    runner = fit(model, tmp_path, content=content, load_best_on_end=True)
     loaded = dl.SupervisedRunner().load(tmp_path, model=Adapted()).model
 
     assert_same(loaded, model)
@@ -127,7 +127,7 @@ def test_several_models_and_averaged_weights(tmp_path):
         models = {"a": Adapted(), "b": Adapted(seed=2).requires_grad_(True)}
         data = TensorDataset(torch.linspace(-1, 1, 96).reshape(12, 8), torch.arange(12) % 3)
         parameters = [each for model in models.values() for each in model.parameters() if each.requires_grad]
-        save = dl.CheckpointCallback(tmp_path, mode="runner", trainable_only=True, resume_runner=start)
+        save = dl.CheckpointCallback(tmp_path, content="runner", trainable_only=True, resume_runner=start)
         callbacks = [dl.BackwardCallback("loss"), dl.OptimizerCallback("loss"), save]
         options = {"optimizer": torch.optim.SGD(parameters, lr=0.1), "loaders": {"train": DataLoader(data, 4)}}
         train(models, runner=Pair(), criterion=None, callbacks=callbacks, **options)
@@ -145,7 +145,7 @@ def test_several_models_and_averaged_weights(tmp_path):
 def test_a_model_without_frozen_parameters_is_saved_whole(tmp_path):
     """The file is that of any other run, also for other libraries."""
     model = Adapted().requires_grad_(True)
-    fit(model, tmp_path, mode="model")
+    fit(model, tmp_path, content="model")
 
     state = torch.load(tmp_path / "checkpoints" / "last.pth", weights_only=True)
     assert set(state) == set(model.state_dict())

@@ -94,7 +94,7 @@ class LanguageModelling(dl.Runner):
 
 def fit(model, folder, *, engine, lr=0.01, start=None):
     callbacks = [dl.BackwardCallback("loss"), dl.OptimizerCallback("loss")]
-    callbacks.append(dl.CheckpointCallback(folder, mode="runner", resume_model=start))
+    callbacks.append(dl.CheckpointCallback(folder, content="runner", resume_model=start))
     loaders = {"train": torch.utils.data.DataLoader(TOKENS, batch_size=1)}
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     options = {"optimizer": optimizer, "loaders": loaders, "callbacks": callbacks, "engine": engine}

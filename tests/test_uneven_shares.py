@@ -55,7 +55,7 @@ def in_two_processes(logdir):
 
 def interrupted(logdir):
     """Train in one process until one sample is left."""
-    save = dl.CheckpointCallback(logdir, mode="runner", every_steps=6)
+    save = dl.CheckpointCallback(logdir, content="runner", every_steps=6)
     with pytest.raises(KeyboardInterrupt):
         fit({"train": loader(25, 4)}, save, Interrupt(7, "on_batch_start"), num_processes=1)
 

@@ -52,16 +52,16 @@ def cosine_of(length):
     return lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, length)
 
 
-# The name, the arguments, the scheduler that follows, its mode, and the rates.
+# The name, the arguments, the scheduler that follows, its interval, and the rates.
 CURVES = {
-    "steps, from 0, then steps": ({"num_steps": 8}, cosine_of(42), "batch", line(8, 0.0) + cosine(42, 42)),
+    "steps, from 0, then steps": ({"num_steps": 8}, cosine_of(42), "step", line(8, 0.0) + cosine(42, 42)),
     "steps, from 0.05, then a constant": ({"num_steps": 8, "start_lr": 0.05}, None, None, line(8, 0.05) + [LR] * 42),
     "epochs, from 0.05, then epochs": (
         *({"num_epochs": 3, "start_lr": 0.05}, cosine_of(7), None),
         each_epoch(line(3, 0.05) + cosine(7, 7)),
     ),
     "epochs, from 0, then steps": (
-        *({"num_epochs": 2}, cosine_of(40), "batch"),
+        *({"num_epochs": 2}, cosine_of(40), "step"),
         each_epoch(line(2, 0.0)) + cosine(40, 40),
     ),
     # The warm-up ends within the second epoch, and the cosine's first step is at its end.
@@ -76,11 +76,11 @@ CURVES = {
 @pytest.mark.parametrize("name", CURVES)
 def test_fifty_rates_are_those_of_the_formula(name):
     """Fifty rates equal a formula to 1e-6, since torch computes its cosine recursively."""
-    arguments, after, mode, expected = CURVES[name]
+    arguments, after, interval, expected = CURVES[name]
 
     rates, _ = rates_of(
         lambda optimizer: dl.WarmupLR(optimizer, **arguments, after=after(optimizer) if after else None),
-        callbacks=[dl.SchedulerCallback(mode=mode)],
+        callbacks=[dl.SchedulerCallback(interval=interval)],
     )
 
     assert rates == pytest.approx((expected + [0.0] * 50)[:50], rel=0, abs=1e-6)
@@ -138,7 +138,7 @@ def test_the_whole_recipe_is_that_of_the_guides():
     arguments = {"warmup": 12, "k": 3, "alpha": 0.5, "drop_patience": 1, "stop_patience": 9, "num_epochs": 40}
     optimizer = Lookahead(sgd(mine, lr=LR), k=3, alpha=0.5)
     plateau = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1)
-    stop = [dl.EarlyStoppingCallback(9, "valid", "loss", minimize=True)]
+    stop = [dl.EarlyStoppingCallback(9, monitor="valid/loss", mode="min")]
     options = {"model": mine, "optimizer": optimizer, "loaders": recipe_loaders(), "num_epochs": 40}
 
     used, runner = rates_of(lambda each: dl.WarmupLR(each, num_steps=12, after=plateau), callbacks=stop, **options)
@@ -217,7 +217,7 @@ def test_schedulers_within_a_scheduler_act_on_what_the_engine_made_of_the_optimi
         return another
 
     options = {"engine": Wrapping(), "loaders": {"train": loader(24, 4)}, "num_epochs": 1}
-    rates, runner = rates_of(make, callbacks=[dl.SchedulerCallback(mode="batch")], **options)
+    rates, runner = rates_of(make, callbacks=[dl.SchedulerCallback(interval="step")], **options)
 
     assert rates[3:] == pytest.approx([LR, LR / 10, LR / 100])
     assert runner.scheduler.optimizer is runner.optimizer and type(runner.optimizer) is torch.optim.SGD

@@ -482,7 +482,7 @@ def on_two_processes():
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.5)
     rates, last = [], {"order": dl.CallbackOrder.External}
     callbacks = [
-        dl.SchedulerCallback(mode="batch"),
+        dl.SchedulerCallback(interval="step"),
         at("on_step_end", lambda runner: rates.append(runner.optimizer.param_groups[0]["lr"]), **last),
         at("on_stage_end", lambda runner: setattr(runner, "rates", runner.engine.gather_object(rates)), **last),
     ]

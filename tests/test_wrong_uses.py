@@ -49,26 +49,26 @@ BY_KEY = {"train": [{"features": torch.zeros(2, 6), "targets": torch.zeros(2).lo
 
 TRAIN = {
     # Names that are almost right.
-    "valid_metric misspelt without a logdir": refused(
-        KeyError, "valid_metric", "'lsos'", "did you mean 'loss'", valid_metric="lsos", minimize_valid_metric=True
+    "metric of the monitor misspelt without a logdir": refused(
+        KeyError, "monitor='valid/lsos'", "'lsos'", "did you mean 'loss'", monitor="valid/lsos", mode="min"
     ),
-    "valid_metric with its loader": refused(
-        KeyError, "'valid/loss'", "['loss']", valid_metric="valid/loss", minimize_valid_metric=True
-    ),
-    "valid_loader misspelt": refused(ValueError, "valid_loader", "did you mean 'valid'", valid_loader="vaild"),
+    "monitor without its loader": refused(ValueError, "'loader/metric'", "monitor='valid/loss'", monitor="loss"),
+    "loader of the monitor misspelt": refused(ValueError, "monitor", "did you mean 'valid'", monitor="vaild/loss"),
+    "mode misspelt": refused(ValueError, "mode must be 'min'", "did you mean 'max'", monitor="valid/loss", mode="maxx"),
+    "mode without a monitor": refused(ValueError, "mode='max'", "monitor='valid/accuracy'", mode="max"),
     "loader of a callback misspelt": refused(
         ValueError, "EarlyStoppingCallback", "did you mean 'valid'",
-        callbacks=Made(lambda: [dl.EarlyStoppingCallback(1, "vaild", "loss", minimize=True)]),
+        callbacks=Made(lambda: [dl.EarlyStoppingCallback(1, monitor="vaild/loss", mode="min")]),
     ),
     "metric of a callback misspelt": refused(
         KeyError, "EarlyStoppingCallback", "did you mean 'loss'",
-        callbacks=Made(lambda: [dl.EarlyStoppingCallback(1, "valid", "losss", minimize=True)]),
+        callbacks=Made(lambda: [dl.EarlyStoppingCallback(1, monitor="valid/losss", mode="min")]),
     ),
     "training loader misspelt": refused(ValueError, "did you mean 'train'", loaders={"trian": loader(8, 4)}),
     "argument misspelt": refused(TypeError, "train()", "'num_epoch'", "did you mean 'num_epochs'", num_epoch=3),
     "argument of Keras": refused(TypeError, "'epochs'", "did you mean 'num_epochs'", epochs=3),
     "argument of Lightning": refused(TypeError, "did you mean 'gradient_clip'", gradient_clip_val=1.0),
-    "argument of Catalyst": refused(TypeError, "did you mean 'valid_metric'", main_metric="loss"),
+    "argument of Catalyst": refused(TypeError, "did you mean 'monitor'", main_metric="loss"),
     "argument of nobody": refused(TypeError, "train() does not take the argument 'colour'", colour="red"),
     "non_finite misspelt": refused(ValueError, "non_finite", "did you mean 'locate'", non_finite="locat"),
     "loss_reduction misspelt": refused(ValueError, "loss_reduction", "did you mean 'mean'", loss_reduction="means"),
@@ -129,7 +129,7 @@ TRAIN = {
     "loader is a class": refused(TypeError, "loader 'train' is the class DataLoader", loaders={"train": DataLoader}),
     "loader is a path": refused(TypeError, "loader 'train' is a str", loaders={"train": "data.csv"}),
     "loader has a number": refused(TypeError, "the keys of loaders must be str", "'train'", loaders={0: loader(8, 4)}),
-    "valid_loader is a loader": refused(TypeError, "valid_loader must be a str", valid_loader=loader(8, 4)),
+    "monitor is a loader": refused(TypeError, "monitor must be a str", monitor=loader(8, 4)),
     # Values.
     "no seed": refused(TypeError, "seed must be an integer, got None", "randrange", seed=None),
     "seed is a text": refused(TypeError, "seed must be an integer", seed="42"),
@@ -144,16 +144,13 @@ TRAIN = {
     "logdir is a flag": refused(TypeError, "logdir must be a path or None, got True", logdir=True),
     "logdir is empty": refused(ValueError, "logdir is empty", "None", logdir=""),
     "load_best_on_end without a logdir": refused(
-        ValueError, "load_best_on_end=True", "pass logdir=", load_best_on_end=True, valid_metric="loss"
+        ValueError, "load_best_on_end=True", "pass logdir=", load_best_on_end=True, monitor="valid/loss"
     ),
     "max_hours without a logdir": refused(ValueError, "max_hours=1", "pass logdir=", max_hours=1),
     "profile without a logdir": refused(ValueError, "profile=True", "pass logdir=", profile=True),
     "resume without a logdir": refused(ValueError, 'resume="auto"', "pass logdir=", resume="auto"),
     "resume of a name": refused(FileNotFoundError, "resume='", "last", "logdir", resume="last"),
-    "minimize is a word": refused(
-        TypeError, "minimize_valid_metric must be True or False, got 'min'",
-        valid_metric="loss", minimize_valid_metric="min",
-    ),
+    "mode is a flag": refused(ValueError, "mode must be 'min'", "got True", monitor="valid/loss", mode=True),
     "verbose is a word": refused(TypeError, "verbose must be True or False, got 'no'", verbose="no"),
     "profile is a path": refused(TypeError, "profile must be True or False", profile="trace.json"),
     "ddp is a number": refused(TypeError, "ddp must be True", "DistributedDataParallelEngine(4)", ddp=4),
@@ -280,7 +277,7 @@ COMMANDS = {
     "class almost right": (
         ["run", "c.yaml", "optimizer._target_=torch.optim.Addam"], "cannot import", "did you mean torch.optim.Adam",
     ),
-    "loader almost right": (["run", "c.yaml", "valid_loader=trian"], "valid_loader", "did you mean 'train'"),
+    "loader almost right": (["run", "c.yaml", "monitor=trian/loss"], "monitor", "did you mean 'train'"),
     "engine almost right": (["run", "c.yaml", "--engine", "ddpp"], "unknown engine", "did you mean 'ddp'"),
     "precision almost right": (["run", "c.yaml", "--precision", "bfloat16"], "precision", "did you mean 'bf16'"),
     "override without a value": (["run", "c.yaml", "num_epochs"], "key=value"),
@@ -333,4 +330,4 @@ def test_what_resembles_a_wrong_use_still_trains(tmp_path):
 
     train(verbose=0, check=0, seed=np.int64(3), callbacks=(dl.TimerCallback(),), criterion=square)
     train(callbacks=(each for each in [dl.TimerCallback()]), loaders={"train": iter(loader(8, 4))}, hparams={"lr": 0.1})
-    train(valid_loader="valid", valid_metric="loss", loaders=LOADERS, loggers={"wandb": None, "csv": None})
+    train(monitor="valid/loss", loaders=LOADERS, loggers={"wandb": None, "csv": None})

@@ -27,7 +27,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "all_gather_object", "broadcast", "br
 
 
 class Notes:
-    """Times of the steps, by the clock that all processes share and of this process's cores, and of the loader's end."""
+    """Times of the steps, by the clock that all processes share and in CPU time, and of the loader's end."""
 
     def __init__(self, path: str) -> None:
         self.path, self.times, self.cpu_times, self.num_collectives = path, [], [], 0

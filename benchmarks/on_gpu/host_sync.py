@@ -53,7 +53,7 @@ def train(engine: IEngine, watch: Watch, loader: Any) -> None:
             callbacks={
                 "optimizer": dl.OptimizerCallback("loss", **CLIP),
                 "accuracy": dl.AccuracyCallback("logits", "targets"),
-                "schedule": dl.SchedulerCallback(mode="batch"),
+                "schedule": dl.SchedulerCallback(interval="step"),
                 "average": dl.EMACallback(),
                 "watch": watch,
             },

@@ -58,7 +58,10 @@ def with_runnerkit(setting: Setting, *, max_norm: float | None) -> tuple[nn.Modu
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, DECAY),
         loaders={"train": batches()},
-        callbacks={"schedule": dl.SchedulerCallback(mode="batch"), "optimizer": dl.OptimizerCallback("loss", **clip)},
+        callbacks={
+            "schedule": dl.SchedulerCallback(interval="step"),
+            "optimizer": dl.OptimizerCallback("loss", **clip),
+        },
         engine=dl.DeviceEngine(setting.device, precision=precision),
         loggers={"console": None},
     )

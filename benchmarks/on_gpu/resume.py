@@ -52,7 +52,7 @@ def train(make_engine: Callable[[], IEngine], logdir: Path, **options: Any) -> T
     augmentation = nn.Sequential(dl.BatchRandomCrop(padding=1), dl.BatchRandomHorizontalFlip())
     callbacks = {
         "augmentation": dl.BatchTransformCallback(augmentation, input_key="features"),
-        "checkpoint": dl.CheckpointCallback(logdir, mode="runner", every_steps=EVERY_STEPS),
+        "checkpoint": dl.CheckpointCallback(logdir, content="runner", every_steps=EVERY_STEPS),
         **options.pop("callbacks", {}),
     }
     dl.SupervisedRunner().train(

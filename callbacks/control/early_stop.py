@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from runnerkit.callback import CallbackOrder, IStoppingCallback
 from runnerkit.errors import UnknownKeyError
-from runnerkit.support.arguments import check_integers, check_numbers, check_strings
+from runnerkit.monitor import Mode, Monitor, MonitorPart, ThreeArguments
+from runnerkit.support.arguments import check_integers, check_numbers
+from runnerkit.support.deprecation import accepts_old_names
 from runnerkit.types import StateDict
 
 if TYPE_CHECKING:
@@ -24,27 +26,28 @@ class EarlyStoppingCallback(IStoppingCallback):
 
     Args:
         patience: number of epochs, >= 1.
-        loader_key, metric_key: the metric to watch.
-        minimize: whether smaller values are better.
+        monitor: the metric to watch, such as "valid/loss".
+        mode: whether smaller ("min") or larger ("max") values are better; may be left out for a loss.
         min_delta: smallest change that counts as an improvement, >= 0.
 
-    >>> EarlyStoppingCallback(patience=3, loader_key="valid", metric_key="loss", minimize=True).requires
+    >>> EarlyStoppingCallback(patience=3, monitor="valid/loss", mode="min").requires
     (('valid', 'loss'),)
     """
 
-    def __init__(
-        self, patience: int, loader_key: str, metric_key: str, minimize: bool, min_delta: float = 1e-6
-    ) -> None:
+    loader_key = MonitorPart[str]("loader")
+    metric_key = MonitorPart[str]("metric")
+    minimize = MonitorPart[bool]("minimize")
+
+    @accepts_old_names(ThreeArguments(), by_position=("patience", "loader_key", "metric_key", "minimize", "min_delta"))
+    def __init__(self, patience: int, *, monitor: str, mode: Mode | None = None, min_delta: float = 1e-6) -> None:
         # Before the checkpoint of the same epoch, whose saved count must include this epoch.
         super().__init__(order=CallbackOrder.Scheduler + 5)
         check_integers(self, patience=patience)
         check_numbers(self, least=0, min_delta=min_delta)
-        check_strings(self, loader_key=loader_key, metric_key=metric_key)
         self.patience = patience
-        self.loader_key, self.metric_key = loader_key, metric_key
-        self.minimize = minimize
+        self.monitor = Monitor.of("EarlyStoppingCallback", monitor, mode).directed("EarlyStoppingCallback")
         self.min_delta = min_delta
-        self.requires = ((loader_key, metric_key),)
+        self.requires = (self.monitor.pair,)
         self.best_score: float | None = None
         self.best_epoch: int | None = None
         self.num_bad_epochs = 0

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.loop.checks import check_loader_key
-from runnerkit.support.arguments import check_strings
+from runnerkit.monitor import Mode, Monitor, MonitorPart, ThreeArguments
+from runnerkit.support.deprecation import accepts_old_names
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -21,22 +22,28 @@ class PeriodicLoaderCallback(Callback):
     In the other epochs ``runner.epoch_metrics`` lacks an entry for it, so early stopping and checkpoints skip them.
 
     Args:
-        valid_loader_key, valid_metric_key: the metric that selects the best epoch; checked to exist before training.
-        minimize: whether smaller values are better; kept as an attribute.
-        loader_periods: {loader key: period in epochs}; 0 means never, and is not allowed for `valid_loader_key`.
+        monitor: the metric that selects the best epoch, such as "valid/loss"; checked to exist before training.
+        mode: whether smaller ("min") or larger ("max") values are better; kept in the attribute `monitor`.
+        loader_periods: {loader key: period in epochs}; 0 means never, and is not allowed for the monitor's loader.
 
-    >>> PeriodicLoaderCallback("valid", "loss", minimize=True, valid=3).loader_periods
+    >>> PeriodicLoaderCallback(monitor="valid/loss", mode="min", valid=3).loader_periods
     {'valid': 3}
     """
 
     shapes_training = True
 
-    def __init__(
-        self, valid_loader_key: str, valid_metric_key: str, minimize: bool = True, **loader_periods: int
-    ) -> None:
+    valid_loader_key = MonitorPart[str]("loader")
+    valid_metric_key = MonitorPart[str]("metric")
+    minimize = MonitorPart[bool]("minimize")
+
+    @accepts_old_names(
+        ThreeArguments("valid_loader_key", "valid_metric_key", minimize_default=True),
+        by_position=("valid_loader_key", "valid_metric_key", "minimize"),
+    )
+    def __init__(self, *, monitor: str, mode: Mode = "min", **loader_periods: int) -> None:
         # First of all callbacks: the others see at an epoch's start the loaders that will run.
         super().__init__(order=CallbackOrder.Internal)
-        check_strings(self, valid_loader_key=valid_loader_key, valid_metric_key=valid_metric_key)
+        self.monitor = Monitor.of("PeriodicLoaderCallback", monitor, mode).among(loader_periods)
         for key, period in loader_periods.items():
             if not isinstance(period, Real) or not period >= 0 or period % 1:
                 raise (ValueError if isinstance(period, Real) else TypeError)(
@@ -48,15 +55,13 @@ class PeriodicLoaderCallback(Callback):
                 f"PeriodicLoaderCallback: loader 'train' runs in every epoch; its period must be 1, got "
                 f"{loader_periods['train']}"
             )
-        if loader_periods.get(valid_loader_key) == 0:
+        if loader_periods.get(self.monitor.loader) == 0:
             raise ValueError(
-                f"PeriodicLoaderCallback: loader {valid_loader_key!r} selects the best epoch, so its period must be "
+                f"PeriodicLoaderCallback: loader {self.monitor.loader!r} selects the best epoch, so its period must be "
                 ">= 1, got 0"
             )
-        self.valid_loader_key, self.valid_metric_key = valid_loader_key, valid_metric_key
-        self.minimize = minimize
         self.loader_periods = {key: int(period) for key, period in loader_periods.items()}
-        self.requires = ((valid_loader_key, valid_metric_key),)
+        self.requires = (self.monitor.pair,)
         self._order: list[str] = []
         self._skipped: dict[str, Any] = {}
 

@@ -79,11 +79,11 @@ class ExportCallback(Callback):
         self._folder = self.logdir or next(iter(logdirs), None)
         if self._folder is None:
             raise ValueError(f"{name} needs a folder to write to: pass logdir= to it or to train")
-        best = [each.logdir for each in savers if isinstance(each, CheckpointCallback) and each.metric_key]
+        best = [each.logdir for each in savers if isinstance(each, CheckpointCallback) and each.monitor is not None]
         if self.which == "best" and not best:
             raise ValueError(
-                f"{name}(which='best') needs a best checkpoint, but none is kept: pass valid_loader= and "
-                "valid_metric= to train"
+                f"{name}(which='best') needs a best checkpoint, but none is kept: pass monitor=, such as "
+                "'valid/loss', to train"
             )
         self._checkpoints = next(iter(best), None)
         module = runner.engine.unwrap(models[self.model_key or ""])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from runnerkit.callback import CallbackOrder, IMetricCallback
 from runnerkit.errors import UnknownKeyError
 from runnerkit.support.arguments import check_numbers, check_strings
+from runnerkit.support.deprecation import Renamed, accepts_old_names
 from runnerkit.types import Scalar
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["MetricAggregationCallback"]
 
 Aggregation = Callable[[dict[str, Scalar]], Scalar]
-Mode = Literal["sum", "mean", "weighted_sum", "weighted_mean"]
+Reduction = Literal["sum", "mean", "weighted_sum", "weighted_mean"]
 
 
 class MetricAggregationCallback(IMetricCallback):
@@ -24,23 +25,24 @@ class MetricAggregationCallback(IMetricCallback):
 
     Args:
         metric_key: name to log.
-        metrics: names to aggregate, or {name: weight} for the weighted modes; None is all metrics.
-        mode: "sum", "mean", "weighted_sum", "weighted_mean" (divided by the sum of weights), or a function of
+        metrics: names to aggregate, or {name: weight} for the weighted ones; None is all metrics.
+        reduction: "sum", "mean", "weighted_sum", "weighted_mean" (divided by the sum of weights), or a function of
             {name: value}.
         scope: "batch" aggregates ``batch_metrics`` of each batch, "loader" the ``loader_metrics``.
         multiplier: factor applied to the result.
 
-    >>> MetricAggregationCallback("loss", {"loss_a": 1.0, "loss_b": 0.5}, mode="weighted_sum").provides
+    >>> MetricAggregationCallback("loss", {"loss_a": 1.0, "loss_b": 0.5}, reduction="weighted_sum").provides
     ('loss',)
     """
 
     counts_samples = False
 
+    @accepts_old_names(Renamed("mode", "reduction"))
     def __init__(
         self,
         metric_key: str,
         metrics: Sequence[str] | Mapping[str, float] | None = None,
-        mode: Mode | Aggregation = "mean",
+        reduction: Reduction | Aggregation = "mean",
         scope: Literal["batch", "loader"] = "batch",
         multiplier: float = 1.0,
     ) -> None:
@@ -60,7 +62,7 @@ class MetricAggregationCallback(IMetricCallback):
         self.scope = scope
         self.multiplier = multiplier
         self.provides = (metric_key,)
-        self._aggregate = mode if callable(mode) else _aggregation(mode, metrics)
+        self._aggregate = reduction if callable(reduction) else _aggregation(reduction, metrics)
 
     def on_batch_end(self, runner: IRunner) -> None:
         if self.scope == "batch":
@@ -81,19 +83,22 @@ class MetricAggregationCallback(IMetricCallback):
         return self._aggregate({name: metrics[name] for name in names}) * self.multiplier
 
 
-def _aggregation(mode: str, metrics: Sequence[str] | Mapping[str, float] | None) -> Aggregation:
+def _aggregation(reduction: str, metrics: Sequence[str] | Mapping[str, float] | None) -> Aggregation:
     weights = dict(metrics) if isinstance(metrics, Mapping) else None
-    if mode in ("sum", "mean"):
+    if reduction in ("sum", "mean"):
         if weights is not None:
-            raise ValueError(f"mode {mode!r} does not use weights; pass a list of names, or mode='weighted_{mode}'")
-        return _sum if mode == "sum" else _mean
-    if mode not in ("weighted_sum", "weighted_mean"):
-        raise ValueError(f"mode must be sum, mean, weighted_sum, weighted_mean or a function, got {mode!r}")
+            raise ValueError(
+                f"reduction {reduction!r} does not use weights; pass a list of names, or "
+                f"reduction='weighted_{reduction}'"
+            )
+        return _sum if reduction == "sum" else _mean
+    if reduction not in ("weighted_sum", "weighted_mean"):
+        raise ValueError(f"reduction must be sum, mean, weighted_sum, weighted_mean or a function, got {reduction!r}")
     if weights is None:
-        raise ValueError(f"mode {mode!r} needs metrics={{name: weight}}, got {metrics!r}")
-    total = 1.0 if mode == "weighted_sum" else sum(weights.values())
+        raise ValueError(f"reduction {reduction!r} needs metrics={{name: weight}}, got {metrics!r}")
+    total = 1.0 if reduction == "weighted_sum" else sum(weights.values())
     if total == 0:
-        raise ValueError(f"mode 'weighted_mean' needs weights whose sum is not 0, got {weights}")
+        raise ValueError(f"reduction 'weighted_mean' needs weights whose sum is not 0, got {weights}")
     return lambda values: sum(value * weights[name] for name, value in values.items()) / total
 
 

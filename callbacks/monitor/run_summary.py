@@ -82,8 +82,9 @@ def _extreme(by_epoch: dict[int, float], choose: Callable[..., int]) -> tuple[st
 def _best(runner: IRunner, values: Values) -> Iterator[str]:
     """Yield the best values of metrics that select checkpoints; for others, the better direction is unknown."""
     for each in map(innermost, runner.callbacks.values()):
-        if isinstance(each, CheckpointCallback) and each.loader_key is not None and each.metric_key is not None:
-            by_epoch = values.get(each.loader_key, {}).get(each.metric_key, {})
-            value, epoch = _extreme(by_epoch, min if each.minimize else max)
+        if isinstance(each, CheckpointCallback) and each.monitor is not None:
+            loader, metric = each.monitor.pair
+            by_epoch = values.get(loader, {}).get(metric, {})
+            value, epoch = _extreme(by_epoch, min if each.monitor.minimize else max)
             if by_epoch:
-                yield f"best {each.metric_key} of {each.loader_key}: {value}, epoch {epoch}"
+                yield f"best {metric} of {loader}: {value}, epoch {epoch}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import Callback, CallbackOrder
-from runnerkit.support.arguments import check_strings
+from runnerkit.monitor import Mode, Monitor, MonitorPart, ThreeArguments
+from runnerkit.support.deprecation import accepts_old_names
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -23,33 +25,39 @@ class OptunaPruningCallback(Callback):
 
     Args:
         trial: the trial that Optuna passes to the objective.
-        loader_key, metric_key: the metric, which the objective should return.
-        minimize: whether smaller values are better, to check the study's direction; None takes the direction.
+        monitor: the metric, which the objective should return, such as "valid/accuracy".
+        mode: "min" or "max", to check the study's direction; None takes the direction.
     Raises:
-        ValueError: `minimize` contradicts the study's direction.
+        ValueError: `mode` contradicts the study's direction.
 
     >>> import optuna
-    >>> OptunaPruningCallback(optuna.trial.FixedTrial({}), "valid", "accuracy").requires
+    >>> OptunaPruningCallback(optuna.trial.FixedTrial({}), monitor="valid/accuracy").requires
     (('valid', 'accuracy'),)
     """
 
     shapes_training = True
 
-    def __init__(self, trial: Any, loader_key: str, metric_key: str, minimize: bool | None = None) -> None:
+    loader_key = MonitorPart[str]("loader")
+    metric_key = MonitorPart[str]("metric")
+    minimize = MonitorPart[bool | None]("minimize")
+
+    @accepts_old_names(ThreeArguments(), by_position=("trial", "loader_key", "metric_key", "minimize"))
+    def __init__(self, trial: Any, *, monitor: str, mode: Mode | None = None) -> None:
         super().__init__(order=CallbackOrder.External)
-        check_strings(self, loader_key=loader_key, metric_key=metric_key)
+        self.monitor = Monitor.of("OptunaPruningCallback", monitor, mode)
         if not callable(getattr(trial, "should_prune", None)):
             raise TypeError(f"OptunaPruningCallback: trial must be an Optuna trial, got {trial!r}")
         study = getattr(trial, "study", None)  # a FixedTrial has none
-        self.minimize = minimize if study is None else study.direction.name == "MINIMIZE"
-        if study is not None and minimize not in (None, self.minimize):
-            raise ValueError(
-                f"OptunaPruningCallback: minimize={minimize}, but the study's direction is "
-                f"{study.direction.name.lower()!r}"
-            )
+        if study is not None:
+            minimize = study.direction.name == "MINIMIZE"
+            if self.monitor.minimize not in (None, minimize):
+                raise ValueError(
+                    f"OptunaPruningCallback: mode={'max' if minimize else 'min'!r}, but the study's direction is "
+                    f"{study.direction.name.lower()!r}"
+                )
+            self.monitor = replace(self.monitor, minimize=minimize)
         self.trial = trial
-        self.loader_key, self.metric_key = loader_key, metric_key
-        self.requires = ((loader_key, metric_key),)
+        self.requires = (self.monitor.pair,)
 
     def on_stage_start(self, runner: IRunner) -> None:
         if runner.engine.num_processes > 1:

@@ -12,6 +12,7 @@ from torch.distributions import Beta
 from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.errors import UnknownKeyError
 from runnerkit.support.arguments import check_names, check_numbers
+from runnerkit.support.deprecation import Renamed, accepts_old_names
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -29,7 +30,7 @@ class MixupCallback(Callback):
     Args:
         keys: parts of the batch to mix with the same shares, (N, ...) float each.
         alpha: the shares, one per sample, have the distribution Beta(alpha, alpha); 0 mixes nothing.
-        mode: "replace" the samples, or "add" the mixed ones behind them, which doubles the batch.
+        output: "replace" the samples, or "add" the mixed ones behind them, which doubles the batch.
         on_train_only: leave evaluation as it is.
 
     >>> MixupCallback(["features", "targets"], alpha=0.4).keys
@@ -38,11 +39,12 @@ class MixupCallback(Callback):
 
     shapes_training = True
 
+    @accepts_old_names(Renamed("mode", "output"))
     def __init__(
         self,
         keys: str | Sequence[str],
         alpha: float = 0.2,
-        mode: Literal["replace", "add"] = "replace",
+        output: Literal["replace", "add"] = "replace",
         on_train_only: bool = True,
     ) -> None:
         super().__init__(order=CallbackOrder.Internal)
@@ -51,9 +53,9 @@ class MixupCallback(Callback):
         check_numbers(self, alpha=alpha)
         if alpha < 0:
             raise ValueError(f"MixupCallback: alpha must be >= 0, got {alpha}")
-        if mode not in ("replace", "add"):
-            raise ValueError(f"MixupCallback: mode must be 'replace' or 'add', got {mode!r}")
-        self.alpha, self.mode, self.on_train_only = alpha, mode, on_train_only
+        if output not in ("replace", "add"):
+            raise ValueError(f"MixupCallback: output must be 'replace' or 'add', got {output!r}")
+        self.alpha, self.output, self.on_train_only = alpha, output, on_train_only
 
     def on_batch_start(self, runner: IRunner) -> None:
         if self.alpha == 0 or (self.on_train_only and not runner.is_train_loader):
@@ -74,4 +76,4 @@ class MixupCallback(Callback):
             raise TypeError(f"MixupCallback: {key!r} is {values.dtype}, which cannot be mixed; use one-hot vectors")
         weights = shares.to(values).reshape(-1, *[1] * (values.ndim - 1))
         mixed = weights * values + (1 - weights) * values.roll(-1, dims=0)
-        return mixed if self.mode == "replace" else torch.cat([values, mixed])
+        return mixed if self.output == "replace" else torch.cat([values, mixed])

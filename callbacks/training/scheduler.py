@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,8 +14,10 @@ from runnerkit.callback import CallbackOrder, ICheckpointCallback, ISchedulerCal
 from runnerkit.callbacks.training.parts.schedule_length import check_length
 from runnerkit.callbacks.training.parts.schedule_unit import check_unit, own_unit, required_argument, warn_if_idle
 from runnerkit.errors import UnknownKeyError
+from runnerkit.monitor import Mode, Monitor, MonitorPart, ThreeArguments
 from runnerkit.support.arguments import check_strings
 from runnerkit.support.component_members import SchedulerMembers
+from runnerkit.support.deprecation import Renamed, accepts_old_names
 from runnerkit.types import as_dict, widest_float
 from runnerkit.warmup import WarmupLR
 
@@ -34,41 +37,50 @@ class SchedulerCallback(ISchedulerCallback):
 
     Args:
         scheduler_key: which scheduler, if the runner has several.
-        mode: "epoch", or "step": after each actual optimizer step, also of several in a batch (batches that only
+        interval: "epoch", or "step": after each actual optimizer step, also of several in a batch (batches that only
             accumulate and steps that the gradient scaler skips do not count; one that needs a metric steps once a
-            batch). "batch" is another name of "step". None is the runner's `scheduler_interval`, or else the unit of
-            the scheduler: "step" for OneCycleLR, CyclicLR, and those that a function passed to `train` made, unless
-            they need an argument; "epoch" for others.
-        loader_key, metric_key: the metric for a scheduler that needs one. None is the metric that selects the best
-            checkpoint, else the loss of "valid", of the only evaluation loader, or of "train" if there is none.
+            batch). None is the runner's `scheduler_interval`, or else the unit of the scheduler: "step" for OneCycleLR,
+            CyclicLR, and those that a function passed to `train` made, unless they need an argument; "epoch" for
+            others.
+        monitor: the metric for a scheduler that needs one, such as "valid/loss". None is the metric that selects the
+            best checkpoint, else the loss of "valid", of the only evaluation loader, or of "train" if there is none.
+        mode: whether smaller ("min") or larger ("max") values of it are better, to check the scheduler's own mode.
     Raises:
         ValueError: the scheduler waits for larger values, and the metric is better if smaller, or the reverse; several
             evaluation loaders, and none of them is "valid"; the run takes more steps than a OneCycleLR has; a schedule
             was made for the steps of the run, and is stepped after each epoch because no unit is given;
             other code steps it too.
 
-    >>> SchedulerCallback(mode="step").mode
+    >>> SchedulerCallback(interval="step").interval
     'step'
     """
 
+    loader_key = MonitorPart[str | None]("loader")
+    metric_key = MonitorPart[str | None]("metric")
+
+    @accepts_old_names(
+        Renamed("mode", "interval", {"epoch": "epoch", "step": "step", "batch": "step"}),
+        ThreeArguments(minimize=None, defaults=("", "loss")),  # "": a loader that the run chooses
+        by_position=("scheduler_key", "mode", "loader_key", "metric_key"),
+    )
     def __init__(
         self,
         scheduler_key: str | None = None,
-        mode: Literal["epoch", "step", "batch"] | None = None,
-        loader_key: str | None = None,
-        metric_key: str | None = None,
+        *,
+        interval: Literal["epoch", "step"] | None = None,
+        monitor: str | None = None,
+        mode: Mode | None = None,
     ) -> None:
         # Before the checkpoint of the same epoch, so that a resumed run continues with the next epoch's learning rate.
         super().__init__(order=CallbackOrder.Scheduler)
-        check_strings(self, or_none=True, scheduler_key=scheduler_key, loader_key=loader_key, metric_key=metric_key)
-        if mode not in (None, "epoch", "step", "batch"):
-            raise ValueError(f"SchedulerCallback: mode must be 'epoch', 'step', 'batch' or None, got {mode!r}")
+        check_strings(self, or_none=True, scheduler_key=scheduler_key)
+        if interval not in (None, "epoch", "step"):
+            raise ValueError(f"SchedulerCallback: interval must be 'epoch', 'step' or None, got {interval!r}")
         self.scheduler_key = scheduler_key
-        self.mode = mode
-        self.loader_key = loader_key
-        self.metric_key = metric_key
-        if loader_key is not None and metric_key is not None:
-            self.requires = ((loader_key, metric_key),)
+        self.interval = interval
+        self.monitor = Monitor.if_given("SchedulerCallback", monitor, mode)
+        if self.monitor is not None and self.monitor.loader:
+            self.requires = (self.monitor.pair,)
         self._unit: str | None = None  # the one that is given
         self._steps_per_batch = self._is_ever_per_batch = False
         self._optimizer_stepped = self._updates = False
@@ -107,33 +119,24 @@ class SchedulerCallback(ISchedulerCallback):
     def _check_unit(self, runner: IRunner) -> None:
         # "manual" concerns the schedulers that no callback steps.
         given = None if runner.scheduler_interval == "manual" else runner.scheduler_interval
-        own = "step" if self.mode == "batch" else self.mode
+        own = self.interval
         if given is not None and own is not None and given != own:
             raise ValueError(
-                f"scheduler_interval={given!r} and SchedulerCallback(mode={self.mode!r}) contradict each other: leave "
+                f"scheduler_interval={given!r} and SchedulerCallback(interval={own!r}) contradict each other: leave "
                 "one of the two out"
             )
         self._unit = own or given
 
     def _choose_metric(self, runner: IRunner) -> tuple[str, str]:
-        if self.loader_key is not None and self.metric_key is not None:
-            return self.loader_key, self.metric_key
-        minimize: bool | None
-        judge = _judge(runner)
-        is_free = self.loader_key is None and self.metric_key is None
-        if is_free and judge is not None and judge.loader_key is not None and judge.metric_key is not None:
-            loader_key, metric_key, minimize = judge.loader_key, judge.metric_key, judge.minimize
-        else:
-            loader_key, metric_key = self.loader_key or self._only_loader(runner), self.metric_key or "loss"
-            minimize = True if metric_key == "loss" else None  # of another metric, only the user knows
-        mode = {True: "min", False: "max", None: None}[minimize]
+        watched = self.monitor or _judge(runner) or Monitor("", "loss", minimize=True)
+        watched = watched if watched.loader else replace(watched, loader=self._only_loader(runner))
+        mode = {True: "min", False: "max", None: None}[watched.minimize]
         if isinstance(self._after, lr_scheduler.ReduceLROnPlateau) and mode not in (self._after.mode, None):
             raise ValueError(
-                f"ReduceLROnPlateau(mode={self._after.mode!r}) would read {metric_key!r} of loader {loader_key!r}, of "
-                f"which {'smaller' if minimize else 'larger'} values are better: pass mode={mode!r}, or another metric "
-                "with SchedulerCallback(loader_key=..., metric_key=...)"
+                f"ReduceLROnPlateau(mode={self._after.mode!r}) would read {watched}: pass mode={mode!r} to it, or "
+                "another metric with SchedulerCallback(monitor='loader/metric')"
             )
-        return loader_key, metric_key
+        return watched.pair
 
     def _only_loader(self, runner: IRunner) -> str:
         others = [key for key in runner.loaders if not key.startswith("train")]
@@ -142,7 +145,7 @@ class SchedulerCallback(ISchedulerCallback):
         if len(others) > 1:
             raise ValueError(
                 f"the scheduler needs the metric of one of the loaders {', '.join(map(repr, others))}: pass "
-                "SchedulerCallback(loader_key=..., metric_key=...), or valid_loader and valid_metric"
+                f"SchedulerCallback(monitor='{others[0]}/loss'), or monitor= to train"
             )
         return others[0] if others else last_training_loader(runner.loaders)
 
@@ -201,7 +204,7 @@ class SchedulerCallback(ISchedulerCallback):
         if self._updates and stepped:
             scheduler.step_update(num_updates=runner.stage_optimizer_step)
         if is_per_batch and stepped:
-            metric = runner.batch_metrics.get(self.metric_key or "loss")
+            metric = runner.batch_metrics.get(self.monitor.metric if self.monitor is not None else "loss")
             if runner.engine.num_processes > 1 and self._argument_of(scheduler) == "metrics":
                 metric = _mean_over_processes(metric, runner)
             self._step(scheduler, runner, metric)
@@ -269,15 +272,17 @@ class SchedulerCallback(ISchedulerCallback):
         if metric_key not in metrics:
             raise UnknownKeyError(
                 f"the scheduler needs metric {metric_key!r} of loader {loader_key!r}, which has {sorted(metrics)}: "
-                "pass SchedulerCallback(loader_key=..., metric_key=...)"
+                "pass SchedulerCallback(monitor='loader/metric')"
             )
         return metrics[metric_key]
 
 
-def _judge(runner: IRunner) -> ICheckpointCallback | None:
-    """Return the callback that selects the best checkpoint by a metric, if there is one."""
-    savers = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, ICheckpointCallback)]
-    return next((each for each in savers if each.metric_key is not None), None)
+def _judge(runner: IRunner) -> Monitor | None:
+    """Return the monitor that selects the best checkpoint, if there is one."""
+    for each in map(innermost, runner.callbacks.values()):
+        if isinstance(each, ICheckpointCallback) and each.loader_key is not None and each.metric_key is not None:
+            return Monitor(each.loader_key, each.metric_key, each.minimize)
+    return None
 
 
 def _mean_over_processes(metric: Any, runner: IRunner) -> Any:

@@ -97,9 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
         logdir=options.logdir,
         resume="auto" if options.resume else None,
         resume_options="arguments",  # --resume --lr 0.01 --epochs 300 uses that rate and the longer schedule
-        valid_loader="valid",
-        valid_metric="accuracy",
-        minimize_valid_metric=False,
+        monitor="valid/accuracy",
+        mode="max",
         hparams=vars(options),
         verbose=True,
     )

@@ -163,9 +163,8 @@ def train(options: argparse.Namespace, callbacks: Iterable[dl.ICallback] = ()) -
         seed=options.seed,
         logdir=options.logdir,
         resume="auto" if options.resume else None,
-        valid_loader="valid",
-        valid_metric="accuracy",
-        minimize_valid_metric=False,
+        monitor="valid/accuracy",
+        mode="max",
         hparams=vars(options),
         verbose=True,
     )

@@ -105,7 +105,7 @@ def train(
         callbacks=[
             dl.BackwardCallback("loss"),
             dl.OptimizerCallback("loss"),
-            dl.SchedulerCallback(mode="batch"),
+            dl.SchedulerCallback(interval="step"),
             TokensPerSecond(),
             Writer(),
             dl.SystemMetricsCallback(peak_flops=peak_flops),

@@ -40,7 +40,7 @@ def main(**where: Any) -> dict[str, float]:
         callbacks=[
             dl.CriterionCallback("low", "targets", metric_key="low_loss", criterion_key="low"),
             dl.CriterionCallback("high", "targets", metric_key="high_loss", criterion_key="high"),
-            dl.MetricAggregationCallback("loss", ["low_loss", "high_loss"], mode="sum"),
+            dl.MetricAggregationCallback("loss", ["low_loss", "high_loss"], reduction="sum"),
         ],
         num_epochs=10,
         loggers={"console": None},

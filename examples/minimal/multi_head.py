@@ -41,7 +41,7 @@ def main(**where: Any) -> dict[str, float]:
         callbacks=[
             dl.CriterionCallback("digit_logits", "digit", metric_key="digit_loss"),
             dl.CriterionCallback("parity_logits", "parity", metric_key="parity_loss"),
-            dl.MetricAggregationCallback("loss", {"digit_loss": 1.0, "parity_loss": 0.5}, mode="weighted_sum"),
+            dl.MetricAggregationCallback("loss", {"digit_loss": 1.0, "parity_loss": 0.5}, reduction="weighted_sum"),
             dl.AccuracyCallback("digit_logits", "digit", prefix="digit_"),
             dl.AccuracyCallback("parity_logits", "parity", prefix="parity_"),
         ],

@@ -31,7 +31,7 @@ def main(num_trials: int = 15, **where: Any) -> dict[str, Any]:
             loaders=loaders,
             callbacks=[
                 dl.AccuracyCallback("logits", "targets"),
-                dl.OptunaPruningCallback(trial, "valid", "accuracy", minimize=False),
+                dl.OptunaPruningCallback(trial, monitor="valid/accuracy", mode="max"),
             ],
             num_epochs=5,
             loggers={"console": None},

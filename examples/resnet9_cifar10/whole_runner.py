@@ -81,13 +81,12 @@ class ResNet9Runner(dl.IRunner):
             "accuracy": dl.AccuracyCallback(input_key="logits", target_key="targets", topk=(1, 3, 5)),
             "backward": dl.BackwardCallback(metric_key="loss"),
             "optimizer": dl.OptimizerCallback(metric_key="loss"),
-            "scheduler": dl.SchedulerCallback(mode="batch"),
+            "scheduler": dl.SchedulerCallback(interval="step"),
             "checkpoint": dl.CheckpointCallback(
                 self.options.logdir,
-                loader_key="valid",
-                metric_key="accuracy",
-                minimize=False,
-                mode="runner",
+                monitor="valid/accuracy",
+                mode="max",
+                content="runner",
                 resume_runner=self.options.resume,
             ),
         }

@@ -191,7 +191,9 @@ class CheckpointFolder:
                 return path
             faults[record.name] = fault
             logger.warning("checkpoint %s %s; trying the one before it", path, fault)
-        hint = "its checkpoints hold weights only (mode='model')" if self.records else "it does not contain checkpoints"
+        hint = (
+            "its checkpoints hold weights only (content='model')" if self.records else "it does not contain checkpoints"
+        )
         if faults:
             hint = "; ".join(f"{name} {fault}" for name, fault in faults.items())
         raise FileNotFoundError(f"nothing to resume from in {shown(self.folder)}: {hint}")

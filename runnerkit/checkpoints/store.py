@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from runnerkit.checkpoints.fault import fault_of, record_of
 from runnerkit.checkpoints.folder import CheckpointFolder, link_or_copy, remove
 from runnerkit.checkpoints.index import Record, name_at, place_of
-from runnerkit.checkpoints.judge import Judge
+from runnerkit.checkpoints.judge import judge_again, judge_of, rank
+from runnerkit.monitor import Monitor
 from runnerkit.storage import claims
 from runnerkit.storage.atomic_file import check_folder
 from runnerkit.storage.remote.urls import shown
@@ -27,18 +29,20 @@ class CheckpointStore:
     Only rank zero opens, writes and chooses; all ranks prepare shards, wait and close.
 
     Args:
-        judge: of the best checkpoint; None: the one that judged those in the folder, if any.
-        topk: number of best checkpoints to keep.
+        monitor: selects the best checkpoint; None: the one that judged those in the folder, if any.
+        keep_best: number of best checkpoints to keep.
         save_last, save_best: which of the two names to create.
 
     Attributes:
-        folder: of the files; it, `topk`, `save_last` and `save_best` may be set until the run starts.
+        folder: of the files; it, `monitor`, `keep_best`, `save_last` and `save_best` may be set until the run starts.
     """
 
-    def __init__(self, logdir: Path, judge: Judge | None, *, topk: int, save_last: bool, save_best: bool) -> None:
+    def __init__(
+        self, logdir: Path, monitor: Monitor | None, *, keep_best: int, save_last: bool, save_best: bool
+    ) -> None:
         self.logdir, self.folder = logdir, logdir / "checkpoints"
-        self.judge = judge
-        self.topk, self.save_last, self.save_best = topk, save_last, save_best
+        self.monitor = monitor
+        self.keep_best, self.save_last, self.save_best = keep_best, save_last, save_best
         self._background = Background()  # for writes that the run does not wait for
 
     def open(self, *, continues: bool, resumed_from: Path | None) -> bool:
@@ -57,8 +61,8 @@ class CheckpointStore:
     def leave_branch(self, source: Path, *, stage: str, place: tuple[int, float]) -> None:
         """Set the checkpoints of a run aside that follow the one that it resumes from: :func:`set_branch_aside`."""
         folder = CheckpointFolder(self.folder)
-        if self.judge is not None:
-            self.judge.judge_again(folder)
+        if self.monitor is not None:
+            judge_again(folder, self.monitor)
         set_branch_aside(folder, source=source, place=place, best_first=self._best_first(folder, stage))
         self._set_aliases(folder, stage)  # the process may have been killed between writing the index and the names
 
@@ -76,11 +80,11 @@ class CheckpointStore:
         """Write a checkpoint, described by `what` in the index; name the last and the best, and delete the others."""
         check_folder(self.folder)
         folder = CheckpointFolder(self.folder)
-        judge = self.judge.to_dict() if self.judge is not None else None
+        judge = asdict(self.monitor) if self.monitor is not None else None
         record = folder.add(name, state, judged_by=judge, **what)
         best = self._set_aliases(folder, record.stage)
         # Keep the last but one as well: a resume falls back to it if the last is damaged.
-        folder.keep([*best[: self.topk], *folder.records[-2:]])
+        folder.keep([*best[: self.keep_best], *folder.records[-2:]])
         self.publish(folder.records, {name: state["shards"]["files"]} if "shards" in state else {})
 
     def start(self, write: Callable[[], None]) -> None:
@@ -138,8 +142,8 @@ class CheckpointStore:
     def _best_first(self, folder: CheckpointFolder, stage: str | None) -> list[Record]:
         """Sort the scored checkpoints of one stage, best first; scores of different stages are not comparable."""
         records = [record for record in folder.records if record.stage in (stage, None)]
-        judge = self.judge or Judge.of(records)
-        return judge.rank(records) if judge is not None else []
+        judge = self.monitor or judge_of(records)
+        return rank(records, judge) if judge is not None else []
 
 
 def clean_up(folder: CheckpointFolder, *, resumed_from: Path | None = None) -> None:

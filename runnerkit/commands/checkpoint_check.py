@@ -45,7 +45,7 @@ def check_checkpoints(logdir: Path) -> Iterator[Finding]:
     elif any(record.kind == "runner" for record in records):
         yield Finding("BROKEN", FOLDER, "nothing to resume from: every checkpoint of the full state is broken")
     elif records:
-        yield Finding("note", FOLDER, "weights only (mode='model'): a run cannot resume from them")
+        yield Finding("note", FOLDER, "weights only (content='model'): a run cannot resume from them")
 
 
 def _check_index(folder: Path, records: list[Record]) -> Iterator[Finding]:

@@ -128,7 +128,7 @@ def tune(
     logdir: NewLogdir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Search for the hyperparameters with the best valid_metric, with Optuna.
+    """Search for the hyperparameters with the best metric, the `monitor`, with Optuna.
 
     Give ranges under search: in the config, or as KEY=LOW..HIGH, KEY=LOW..HIGH:log, KEY=THIS,THAT. Pass the resulting
     LOGDIR/best.yml to `runnerkit run`.

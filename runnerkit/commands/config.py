@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 from runnerkit.errors import did_you_mean, nearest_name
+from runnerkit.support.deprecation import old_names
 
 _TARGET = "_target_"
 _OWN_KEYS = {_TARGET, "_args_", "_partial_", "_convert_", "_recursive_"}  # accepted by Hydra for every component
@@ -78,9 +79,9 @@ class Config:
         parameters = _parameters(target)
         takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         names = _names(parameters)
-        hints = _hints(target)
+        hints = {name: hint for name, hint in _hints(target).items() if name not in old_names(target)}
         for name in values:
-            if name not in names and name not in _OWN_KEYS and parameters and not takes_any:
+            if name not in {*names, *old_names(target), *_OWN_KEYS} and parameters and not takes_any:
                 found = f"{_path_of(target)} does not accept {name!r}; it accepts {', '.join(names)}"
                 raise self.refused(key, found + did_you_mean(name, names))
         return {
@@ -209,7 +210,7 @@ def _renamed(node: Any) -> Any:
 
 
 def at(values: Any, key: str) -> Any:
-    """Look up a path such as "callbacks.0.topk"; None if it does not exist.
+    """Look up a path such as "callbacks.0.patience"; None if it does not exist.
 
     >>> at({"a": [1, {"b": 2}]}, "a.1.b"), at({}, "a.b")
     (2, None)

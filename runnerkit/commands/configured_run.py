@@ -23,6 +23,7 @@ from runnerkit.storage.remote.copies import holds_run
 from runnerkit.storage.remote.logdir import NEW
 from runnerkit.storage.remote.urls import as_url, local_path
 from runnerkit.supervised import SupervisedRunner
+from runnerkit.support.deprecation import old_names
 from runnerkit.support.members import overrides
 from runnerkit.train import Runner
 from runnerkit.types import as_dict
@@ -69,8 +70,9 @@ def make_run(config: Config) -> tuple[Runner, dict[str, Any]]:
         ValueError: the config has an unknown key or an invalid value.
     """
     plain = [name for name in inspect.signature(Runner.train).parameters if name not in _NOT_PLAIN]
+    accepted = {*plain, *old_names(Runner.train)}
     for key in config.values:
-        if key not in {*_PARTS, *_ENGINE, *plain, "search"}:
+        if key not in {*_PARTS, *_ENGINE, *accepted, "search"}:
             known = (*_PARTS, *_ENGINE, *plain)
             raise config.refused(key, f"unknown key; expected one of {', '.join(known)}{did_you_mean(key, known)}")
     for key in _PARTS:
@@ -78,7 +80,7 @@ def make_run(config: Config) -> tuple[Runner, dict[str, Any]]:
             raise config.refused(key, f"expected _target_ and its arguments, got {config.values[key]!r}")
         _check_targets(config, key)
         config.check(key)  # check all of them before creating any
-    given = {key: value for key, value in config.values.items() if key in plain}
+    given = {key: value for key, value in config.values.items() if key in accepted}
     if "hparams" in given:
         given["hparams"] = config.written["hparams"]  # hparams are written to files
     arguments = {"seed": SEED, **config.check_call(given, "", Runner.train), "engine": _make_engine(config)}

@@ -60,9 +60,8 @@ callbacks:
   accuracy: {_target_: runnerkit.dl.AccuracyCallback, input_key: logits, target_key: targets}
 
 num_epochs: 5
-valid_loader: valid
-valid_metric: accuracy
-minimize_valid_metric: false
+monitor: valid/accuracy
+mode: max
 seed: 42
 """
 
@@ -101,9 +100,8 @@ def train(logdir: str | Path, *, num_epochs: int = 5, lr: float = 0.01, width: i
         num_epochs=num_epochs,
         logdir=logdir,
         resume="auto",
-        valid_loader="valid",
-        valid_metric="accuracy",
-        minimize_valid_metric=False,
+        monitor="valid/accuracy",
+        mode="max",
         seed=SEED,
     )
 

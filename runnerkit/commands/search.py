@@ -11,7 +11,9 @@ from runnerkit.callbacks import OptunaPruningCallback
 from runnerkit.commands.config import Config, TrainingError, read_config
 from runnerkit.commands.configured_run import FILE, SEED, make_run, save_config, train
 from runnerkit.engines.process_environment import ProcessEnvironment
+from runnerkit.monitor import Monitor
 from runnerkit.storage.remote.urls import as_url
+from runnerkit.train_options import OLD_MONITOR
 
 BEST = "best.yml"
 
@@ -47,11 +49,14 @@ def search(
 
     def objective(trial: Any) -> float:
         chosen = [f"{key}={suggest(trial, key, text)}" for key, text in ranges.items()]
-        return _train(read_config(path, [*overrides, *chosen], given), trial, logdir / f"trial-{trial.number:03}")
+        return _train(
+            read_config(path, [*overrides, *chosen], given), trial, logdir / f"trial-{trial.number:03}", monitor
+        )
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # an error in a trial ends the search and is reported by it
     sampler = optuna.samplers.TPESampler(seed=config.converted(config.values.get("seed", SEED), int, "seed") % 2**32)
-    study = optuna.create_study(direction=_direction(config), sampler=sampler)
+    monitor = _monitor(config)
+    study = optuna.create_study(direction="minimize" if monitor.minimize else "maximize", sampler=sampler)
     study.optimize(objective, n_trials=num_trials)
     chosen = [f"{key}={value}" for key, value in study.best_params.items()]
     save_config(read_config(path, [*overrides, *chosen], given), logdir / BEST)
@@ -98,23 +103,29 @@ def _number(text: str) -> int | float | None:
     return None
 
 
-def _direction(config: Config) -> str:
-    metric, minimizes = config.values.get("valid_metric"), config.values.get("minimize_valid_metric")
-    if metric is None:
-        raise config.refused("valid_metric", "is missing; a search optimizes this metric")
-    if minimizes is None and metric != "loss":
-        raise config.refused("minimize_valid_metric", f"is missing: pass true if a smaller {metric} is better")
-    return "maximize" if minimizes is False else "minimize"
+def _monitor(config: Config) -> Monitor:
+    """Return the metric that the search optimizes."""
+    names = ("monitor", "mode", *OLD_MONITOR.names)
+    given = {name: config.values[name] for name in names if config.values.get(name) is not None}
+    try:
+        OLD_MONITOR.replace("search", given)  # training warns of the old names
+        if "monitor" not in given:
+            raise ValueError("is missing; a search optimizes this metric: write for example valid/accuracy")
+        monitor = Monitor.of("search", given["monitor"], given.get("mode")).directed("search")
+    except (TypeError, ValueError) as error:
+        raise config.refused("monitor", str(error)) from error
+    loaders = config.values.get("loaders")
+    return monitor.among(loaders) if isinstance(loaders, dict) else monitor
 
 
-def _train(config: Config, trial: Any, logdir: Path) -> float:
+def _train(config: Config, trial: Any, logdir: Path, monitor: Monitor) -> float:
     """Return the metric of the best epoch."""
-    loader, metric = config.values.get("valid_loader", "valid"), config.values["valid_metric"]
+    loader, metric = monitor.pair
     runner, arguments = make_run(config)
     if arguments["engine"] is None or not arguments["engine"].is_ddp:  # pruning needs the epochs in the study's process
         given = arguments["callbacks"] or {}
         callbacks = given if isinstance(given, dict) else {str(place): each for place, each in enumerate(given)}
-        arguments["callbacks"] = {**callbacks, "_pruning": OptunaPruningCallback(trial, loader, metric)}
+        arguments["callbacks"] = {**callbacks, "_pruning": OptunaPruningCallback(trial, monitor=monitor.name)}
     save_config(config, logdir / FILE)
     try:
         train(config, runner, {**arguments, "logdir": logdir})

@@ -50,9 +50,8 @@ def main() -> None:
         num_epochs=5,
         logdir="logs/{stem}",
         resume="auto",  # continue after an interruption
-        valid_loader="valid",
-        valid_metric="accuracy",
-        minimize_valid_metric=False,
+        monitor="valid/accuracy",
+        mode="max",
         seed=SEED,
     )
     if runner.engine.is_main_process:  # torchrun starts several processes

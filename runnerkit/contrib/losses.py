@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import triplet_margin_loss
 
 from runnerkit.data.triplets import ITripletSampler
+from runnerkit.support.deprecation import Renamed, accepts_old_names
 
 __all__ = ["DiceLoss", "IoULoss", "TripletMarginLossWithSampler"]
 
@@ -41,8 +42,8 @@ class IoULoss(nn.Module):
 
     Args:
         class_dim: dimension of the classes.
-        mode: "macro" is the mean over classes, "micro" counts all pixels together, "weighted" sums weight * overlap.
-        weights: of the classes, if `mode` is "weighted".
+        average: "macro" is the mean over classes, "micro" counts all pixels together, "weighted" sums weight * overlap.
+        weights: of the classes, if `average` is "weighted".
         eps: added to numerator and denominator, so an absent class has the overlap 1.
 
     >>> import torch
@@ -52,20 +53,21 @@ class IoULoss(nn.Module):
 
     hits_factor = 1  # numerator and denominator count a hit this often
 
+    @accepts_old_names(Renamed("mode", "average"))
     def __init__(
         self,
         class_dim: int = 1,
-        mode: Literal["macro", "micro", "weighted"] = "macro",
+        average: Literal["macro", "micro", "weighted"] = "macro",
         weights: Sequence[float] | None = None,
         eps: float = 1e-7,
     ) -> None:
         super().__init__()
-        if mode not in ("macro", "micro", "weighted") or (mode == "weighted") != (weights is not None):
+        if average not in ("macro", "micro", "weighted") or (average == "weighted") != (weights is not None):
             raise ValueError(
-                f"{type(self).__name__}: mode must be 'macro', 'micro', or 'weighted' with weights=, got {mode!r} with "
-                f"weights={weights!r}"
+                f"{type(self).__name__}: average must be 'macro', 'micro', or 'weighted' with weights=, got "
+                f"{average!r} with weights={weights!r}"
             )
-        self.class_dim, self.mode, self.weights, self.eps = class_dim, mode, weights, eps
+        self.class_dim, self.average, self.weights, self.eps = class_dim, average, weights, eps
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return 1 - overlap, (), of probabilities (N, C, ...) and masks of the same shape."""
@@ -74,7 +76,7 @@ class IoULoss(nn.Module):
         hits, all_outputs, all_targets = (
             each.movedim(self.class_dim, 0).flatten(1).sum(dim=1) for each in (outputs * targets, outputs, targets)
         )
-        if self.mode == "micro":
+        if self.average == "micro":
             hits, all_outputs, all_targets = hits.sum(), all_outputs.sum(), all_targets.sum()
         union = all_outputs + all_targets - (2 - self.hits_factor) * hits
         overlap = (self.hits_factor * hits + self.eps) / (union + self.eps)

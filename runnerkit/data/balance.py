@@ -9,6 +9,7 @@ from typing import Literal
 from torch.utils.data import Sampler
 
 from runnerkit.data.class_positions import Labels, draw, indices_by_class, shuffled
+from runnerkit.support.deprecation import Renamed, accepts_old_names
 
 __all__ = ["BalanceClassSampler", "BatchBalanceClassSampler"]
 
@@ -20,26 +21,30 @@ class BalanceClassSampler(Sampler[int]):
 
     Args:
         labels: (N,) one label per sample of the data set.
-        mode: samples per class: "downsampling" uses the size of the rarest class, "upsampling" that of the most common
-            one, or pass a number. A smaller class repeats all of its samples before it repeats any of them again.
+        strategy: samples per class: "downsampling" uses the size of the rarest class, "upsampling" that of the most
+            common one, or pass a number. A smaller class repeats all of its samples before it repeats any of them
+            again.
 
-    >>> sampler = BalanceClassSampler([0, 0, 0, 1], mode="upsampling")
+    >>> sampler = BalanceClassSampler([0, 0, 0, 1], strategy="upsampling")
     >>> len(sampler), sorted(sampler)
     (6, [0, 1, 2, 3, 3, 3])
     """
 
-    def __init__(self, labels: Labels, mode: Literal["downsampling", "upsampling"] | int = "downsampling") -> None:
+    @accepts_old_names(Renamed("mode", "strategy"))
+    def __init__(self, labels: Labels, strategy: Literal["downsampling", "upsampling"] | int = "downsampling") -> None:
         self.num_labels = len(labels)
         self._indices = indices_by_class(labels)
         sizes = [len(each) for each in self._indices.values()]
-        if mode == "downsampling":
+        if strategy == "downsampling":
             self.samples_per_class = min(sizes)
-        elif mode == "upsampling":
+        elif strategy == "upsampling":
             self.samples_per_class = max(sizes)
-        elif isinstance(mode, int) and mode >= 1:
-            self.samples_per_class = mode
+        elif isinstance(strategy, int) and strategy >= 1:
+            self.samples_per_class = strategy
         else:
-            raise ValueError(f"mode must be 'downsampling', 'upsampling' or a number of samples >= 1, got {mode!r}")
+            raise ValueError(
+                f"strategy must be 'downsampling', 'upsampling' or a number of samples >= 1, got {strategy!r}"
+            )
 
     def __len__(self) -> int:
         return self.samples_per_class * len(self._indices)

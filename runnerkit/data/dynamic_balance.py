@@ -10,6 +10,7 @@ from typing import Literal
 from torch.utils.data import Sampler
 
 from runnerkit.data.class_positions import Labels, draw, indices_by_class, shuffled
+from runnerkit.support.deprecation import Renamed, accepts_old_names
 
 __all__ = ["DynamicBalanceClassSampler"]
 
@@ -30,7 +31,7 @@ class DynamicBalanceClassSampler(Sampler[int]):
         exp_lambda: in (0, 1); smaller shrinks faster.
         start_epoch: number of epochs of shrinking before the first epoch.
         max_d: upper bound of ``D ** (exp_lambda ** e)``.
-        mode: "downsampling" to the size of the rarest class, or a number of samples per class.
+        strategy: "downsampling" to the size of the rarest class, or a number of samples per class.
         ignore_warning: do not warn when the last epochs have fewer than 100 samples per class.
 
     >>> sampler = DynamicBalanceClassSampler([0] * 90 + [1] * 10, exp_lambda=0.5, ignore_warning=True)
@@ -43,13 +44,14 @@ class DynamicBalanceClassSampler(Sampler[int]):
     {0: 10, 1: 10}
     """
 
+    @accepts_old_names(Renamed("mode", "strategy"))
     def __init__(
         self,
         labels: Labels,
         exp_lambda: float = 0.9,
         start_epoch: int = 0,
         max_d: float | None = None,
-        mode: Literal["downsampling"] | int = "downsampling",
+        strategy: Literal["downsampling"] | int = "downsampling",
         ignore_warning: bool = False,
     ) -> None:
         self.num_labels = len(labels)
@@ -61,12 +63,12 @@ class DynamicBalanceClassSampler(Sampler[int]):
             raise ValueError(f"start_epoch must be >= 0, got {start_epoch}")
         if max_d is not None and max_d < 1:
             raise ValueError(f"max_d must be >= 1, the balanced share; got {max_d}")
-        if mode != "downsampling" and not (isinstance(mode, int) and mode >= 1):
-            raise ValueError(f"mode must be 'downsampling' or a number of samples >= 1, got {mode!r}")
+        if strategy != "downsampling" and not (isinstance(strategy, int) and strategy >= 1):
+            raise ValueError(f"strategy must be 'downsampling' or a number of samples >= 1, got {strategy!r}")
         self.exp_lambda = exp_lambda
         self.start_epoch = start_epoch
         self.max_d = math.inf if max_d is None else max_d
-        self.min_class_size = self._rarest if mode == "downsampling" else mode
+        self.min_class_size = self._rarest if strategy == "downsampling" else strategy
         if self.min_class_size < FEW_SAMPLES and not ignore_warning:
             logger.warning(
                 "the last epochs will have only %d samples of each of the %d classes; "

@@ -24,8 +24,8 @@ _EPOCHS = ["best_epoch", "smallest_epoch", "largest_epoch"]
 def best_metrics(logdir: Logdirs) -> pd.DataFrame:
     """Summarize each metric of each loader of each run: its last, smallest and largest value, and the best if known.
 
-    The best value is known for "loss", and for the metric that selected the best checkpoint (``valid_metric`` and
-    ``minimize_valid_metric`` of `train`), in all loaders and all given runs.
+    The best value is known for "loss", and for the metric that selected the best checkpoint (``monitor`` and
+    ``mode`` of `train`), in all loaders and all given runs.
 
     Args:
         logdir: see ``read_metrics``.

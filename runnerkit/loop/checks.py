@@ -24,6 +24,7 @@ from torch.utils.data import (
 from runnerkit.callback import EVENTS, ICallback, ICheckpointCallback, IListener, innermost
 from runnerkit.errors import did_you_mean
 from runnerkit.loop.loader_kinds import check_loader, ends_for_good
+from runnerkit.monitor import Monitor
 from runnerkit.sampling.feed import dataset_of, samplers_of
 from runnerkit.sampling.loader_members import SamplerMembers
 from runnerkit.sampling.sharding import count_batches, share_of
@@ -272,6 +273,8 @@ def warn_of_length(key: str, engine: IEngine, *, num_batches: int, length: int |
 def check_callbacks(callbacks: Mapping[str, ICallback], loaders: Mapping[str, Any]) -> None:
     """Raise unless all values are callbacks that read existing loaders and save to different folders.
 
+    The monitors of callbacks learn the loaders, whose keys may contain "/".
+
     Raises:
         TypeError, ValueError: with the callback's key.
     """
@@ -283,14 +286,18 @@ def check_callbacks(callbacks: Mapping[str, ICallback], loaders: Mapping[str, An
             )
         if not isinstance(callback, ICallback):
             raise TypeError(f"callback {key!r} is a {type(callback).__name__}; expected a runnerkit Callback")
+        inner: Any = innermost(callback)
+        if isinstance(monitor := getattr(inner, "monitor", None), Monitor) and monitor != monitor.among(loaders):
+            inner.monitor = monitor.among(loaders)
+            moved = [inner.monitor.pair if pair == monitor.pair else pair for pair in inner.requires]
+            inner.requires = callback.requires = tuple(moved)
         for loader_key, _ in callback.requires:
             check_loader_key(loader_key, loaders, reader=f"{type(callback).__name__} ({key!r})")
-        saver = innermost(callback)
-        if isinstance(saver, ICheckpointCallback) and saver.logdir is not None:
-            other = savers.setdefault(Path(saver.logdir).resolve(), key)
+        if isinstance(inner, ICheckpointCallback) and inner.logdir is not None:
+            other = savers.setdefault(Path(inner.logdir).resolve(), key)
             if other != key:
                 raise ValueError(
-                    f"callbacks {other!r} and {key!r} would overwrite each other's files in {saver.logdir}: give one "
+                    f"callbacks {other!r} and {key!r} would overwrite each other's files in {inner.logdir}: give one "
                     "another logdir, such as a folder inside it"
                 )
 

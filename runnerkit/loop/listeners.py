@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import (
@@ -102,7 +103,8 @@ def _deadline(engine: IEngine, error: BaseException, name: str) -> Iterator[None
 
 
 def _name_of(method: Callable[..., Any]) -> str:
-    return f"{type(getattr(method, '__self__', None)).__name__}.{method.__name__}"
+    owner = method.__self__ if isinstance(method, MethodType) else None
+    return f"{type(owner).__name__}.{method.__name__}"
 
 
 def active(callbacks: Iterable[ICallback], engine: IEngine | None) -> list[ICallback]:

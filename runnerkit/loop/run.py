@@ -30,6 +30,7 @@ from runnerkit.types import Batch
 if TYPE_CHECKING:
     from runnerkit.callback import IListener, IRunner
     from runnerkit.loop.run_result import RunResult
+    from runnerkit.monitor import Monitor
 
 
 class Run(ProcessState):
@@ -40,7 +41,7 @@ class Run(ProcessState):
     Args:
         given_hooks: an object whose ``get_*`` methods make the components in place of the runner's; None outside an
             evaluation.
-        required_metrics: (loader key, metric key) pairs that exist, or the run raises before training.
+        monitor: of the whole run; the run raises before training if its loader or its metric does not exist.
 
     Attributes:
         stage: the stage under way, as the engine prepared it.
@@ -57,10 +58,10 @@ class Run(ProcessState):
         given_hooks: Any = None,
         *,
         resume_point: ResumePoint | None = None,
-        required_metrics: tuple[tuple[str, str], ...] = (),
+        monitor: Monitor | None = None,
     ) -> None:
         self.given_hooks = given_hooks
-        self.required_metrics = required_metrics
+        self.monitor = monitor
         self.stage = Stage()
         self.position = Position()
         self.logs = RunLogs()
@@ -263,7 +264,7 @@ class Run(ProcessState):
     def renewed(self) -> Self:
         """Return a run of the same hooks from the same checkpoint, which has not begun."""
         point = self.resume_point.renewed()
-        return type(self)(self.given_hooks, resume_point=point, required_metrics=self.required_metrics)
+        return type(self)(self.given_hooks, resume_point=point, monitor=self.monitor)
 
     def _open_loggers(self, runner: IRunner) -> None:
         """Open the loggers, once, on rank zero, after all input has been checked."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from runnerkit.errors import UnknownKeyError, did_you_mean
+from runnerkit.loop.checks import check_loader_key
 from runnerkit.loop.loader_pass import Pass
 from runnerkit.seeding.generators import keep_rng
 
@@ -31,7 +32,11 @@ def check_required_metrics(runner: IRunner) -> None:
     provided = {metric for callback in runner.callbacks.values() for metric in callback.provides}
     requires = [(type(each).__name__, pair) for each in runner.callbacks.values() for pair in each.requires]
     by_callbacks = {pair for _, pair in requires}
-    requires += [("valid_metric", pair) for pair in runner.current_run.required_metrics if pair not in by_callbacks]
+    if (monitor := runner.current_run.monitor) is not None:
+        monitor = monitor.among(runner.loaders)
+        reader = f"monitor={monitor.name!r}"
+        check_loader_key(monitor.loader, runner.loaders, reader=reader)
+        requires += [(reader, monitor.pair)] if monitor.pair not in by_callbacks else []
     for reader, (loader_key, metric_key) in requires:
         if metric_key in provided or loader_key.startswith("train"):
             continue

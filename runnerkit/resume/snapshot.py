@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class Content(TypedDict, total=False):
-    """The keys of a checkpoint of mode "runner"; one of mode "model" is the value of `model_state_dict` alone.
+    """The keys of a checkpoint of kind "runner"; one of kind "model" is the value of `model_state_dict` alone.
 
     Dicts are by the keys of loaders, models, optimizers, ... as the user named them; a single one has the key "".
     A file of an earlier version lacks the keys marked "0.2".
@@ -74,9 +74,9 @@ class Snapshot:
     """The state of a run: collected to be saved, or found in a checkpoint to be restored.
 
     Attributes:
-        state: keys as in :class:`Content`, the weights alone in mode "model"; after it was restored, without tensors.
+        state: keys as in :class:`Content`, the weights alone of kind "model"; after it was restored, without tensors.
         source: path of the checkpoint; empty if the state was collected.
-        mode: of the checkpoint.
+        kind: of the checkpoint.
         whole: whether it holds whole tensors, not this process's shards.
         within: place in the interrupted loader; None at the start of an epoch, and once the loader is entered.
         rng: generator states, to be set after that loader's iterator is made.
@@ -84,23 +84,23 @@ class Snapshot:
 
     state: StateDict
     source: str = ""
-    mode: Literal["model", "runner"] = "runner"
+    kind: Literal["model", "runner"] = "runner"
     whole: bool = True
     is_restored: bool = field(default=False, init=False)
     within: LoaderPlace | None = field(default=None, init=False)
     rng: StateDict | None = field(default=None, init=False)
 
     @classmethod
-    def of(cls, runner: IRunner, *, mode: Literal["model", "runner"] = "runner", cut_at: str | None = None) -> Self:
+    def of(cls, runner: IRunner, *, kind: Literal["model", "runner"] = "runner", cut_at: str | None = None) -> Self:
         """Collect the state, or this process's shard of it; every rank must call: this gathers.
 
         Raises:
             TypeError: a value, such as a deque in a callback, cannot be stored; the message has its path.
         """
         engine, weights = runner.engine, RunWeights(runner)
-        if mode == "model":
+        if kind == "model":
             whole = not engine.never_whole
-            return cls(weights.evaluated(whole=whole), mode=mode, whole=whole)
+            return cls(weights.evaluated(whole=whole), kind=kind, whole=whole)
         whole = not engine.sharded_checkpoints
         evaluated, trained = weights.evaluated_and_trained(whole=whole)
         # Within a loader the flag ends that loader only; a resumed run must not end the stage because of it.
@@ -153,7 +153,7 @@ class Snapshot:
             return
         weights = scored if scored is not None else present.evaluated(whole=False)
         weights = runner.engine.whole_state(weights) if self.whole else weights
-        if self.mode == "model":
+        if self.kind == "model":
             self.state = weights
         else:
             trained = self.state["model_state_dict"]
@@ -166,7 +166,7 @@ class Snapshot:
             hashes: those that are known, by the names of the parameters; filled on rank zero.
         """
         weights = RunWeights(runner)
-        if self.mode == "model":
+        if self.kind == "model":
             self.state = weights.without_frozen(self.state, hashes)
             return
         for name in ("model_state_dict", "trained_model_state_dict"):

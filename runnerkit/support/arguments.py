@@ -169,7 +169,7 @@ RENAMED: dict[str, dict[str, str]] = {
         "metrics_filename": "the metrics of the checkpoints are in index.json",
         "min_delta": "any improvement counts",
         "resume": "resume_runner",
-        "save_n_best": "topk",
+        "save_n_best": "keep_best",
         "use_logdir_postfix": "checkpoints are always in a folder of their own in logdir",
         "use_runner_logdir": "logdir",
     },

@@ -1,13 +1,20 @@
-"""Deprecation of public names: the replacement, since when, until when."""
+"""Deprecation of public names and arguments: the replacement, since when, until when."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from inspect import Parameter, getattr_static, signature
+from typing import Any, Protocol, TypeVar, cast
 
 from typing_extensions import deprecated as with_warning
 
 T = TypeVar("T", bound=Callable[..., object])  # a function or a class
+Method = TypeVar("Method", bound=Callable[..., Any])
+SINCE, REMOVED_IN = "0.2.0", "1.0.0"  # of the old names of arguments
 
 
 def deprecated(*, instead: str, since: str, removed_in: str) -> Callable[[T], T]:
@@ -31,3 +38,117 @@ def deprecated(*, instead: str, since: str, removed_in: str) -> Callable[[T], T]
         return with_warning(message, category=FutureWarning)(thing)  # pyright: ignore[reportArgumentType]  # no literal
 
     return mark
+
+
+def written(arguments: Mapping[str, Any]) -> str:
+    """Return arguments as a call has them.
+
+    >>> written({"monitor": "valid/loss", "mode": "min"})
+    "monitor='valid/loss', mode='min'"
+    """
+    return ", ".join(
+        f"{name}={value!r}" if isinstance(value, str | int | float) else f"{name}=..."
+        for name, value in arguments.items()
+    )
+
+
+def refuse_both(owner: str, old: Iterable[str], given: Mapping[str, Any], new: Iterable[str]) -> None:
+    """Raise if arguments are given under their old and their new names.
+
+    Raises:
+        ValueError: with both.
+    """
+    both = [name for name in new if given.get(name) is not None]
+    if both:
+        raise ValueError(f"{owner}: pass {' and '.join(both)} alone, without the old {' and '.join(old)}")
+
+
+class OldNames(Protocol):
+    """Arguments that have other names today."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The old names."""
+
+    def replace(self, owner: str, given: dict[str, Any]) -> tuple[str, str]:
+        """Replace them in the arguments of a call; return what was written and what to write, empty without them.
+
+        Raises:
+            ValueError: an argument is given under both names.
+        """
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """An argument that has the name `new` today.
+
+    Args:
+        values: {old value: today's} if only these values have moved to it; None if the old name is gone.
+    """
+
+    old: str
+    new: str
+    values: Mapping[str, str] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.old,)
+
+    def replace(self, owner: str, given: dict[str, Any]) -> tuple[str, str]:
+        value = given.get(self.old)
+        new = value
+        if self.values is not None:
+            new = self.values.get(value) if isinstance(value, str) else None
+        if self.old not in given or (self.values is not None and new is None):
+            return "", ""
+        refuse_both(owner, [self.old], given, [self.new])
+        del given[self.old]
+        given[self.new] = new
+        return written({self.old: value}), written({self.new: given[self.new]})
+
+
+def accepts_old_names(*renamed: OldNames, by_position: Sequence[str] = ()) -> Callable[[Method], Method]:
+    """Decorate a method so that it accepts arguments under old names, with one FutureWarning that says what to write.
+
+    Args:
+        renamed: applied in this order.
+        by_position: the names that arguments by position had, if not all of them are accepted by position today.
+    """
+
+    def decorate(method: Method) -> Method:
+        kinds = [each.kind for each in signature(method).parameters.values()]
+        num_by_position = sum(kind is Parameter.POSITIONAL_OR_KEYWORD for kind in kinds) - 1  # without self
+
+        @wraps(method)
+        def renaming(self: Any, *args: Any, **given: Any) -> Any:
+            owner = type(self).__name__ if method.__name__ == "__init__" else method.__name__
+            if num_by_position < len(args) <= len(by_position):
+                named = dict(zip(by_position, args, strict=False))
+                if repeated := sorted(named.keys() & given.keys()):
+                    raise TypeError(f"{owner}: got multiple values for the argument {repeated[0]!r}")
+                args, given = (), named | given
+            pairs = [pair for each in renamed if any(pair := each.replace(owner, given))]
+            if pairs:
+                old, new = (", ".join(part) for part in zip(*pairs, strict=True))
+                said = f"{owner}({old}) is deprecated since {SINCE} and will be removed in {REMOVED_IN}: write {new}"
+                warnings.warn(said, FutureWarning, stacklevel=_level_of_caller())
+            return method(self, *args, **given)
+
+        renaming.old_names = tuple(name for each in renamed for name in each.names)  # type: ignore[attr-defined]
+        return cast(Method, renaming)
+
+    return decorate
+
+
+def old_names(target: Any) -> tuple[str, ...]:
+    """Return the old names of arguments that a function, or the constructor of a class, accepts."""
+    method = getattr_static(target, "__init__") if isinstance(target, type) else target
+    return getattr(method, "old_names", ())
+
+
+def _level_of_caller() -> int:
+    """Return the `stacklevel` of the first caller outside of runnerkit, for a warning of the calling function."""
+    level, frame = 2, sys._getframe(2)
+    while str(frame.f_globals.get("__name__")).startswith("runnerkit.") and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    return level

@@ -9,10 +9,10 @@ import torch
 from runnerkit import dl
 from tests.tiny import loader, mlp, sgd, train, weights
 
-LOSS = {"valid_loader": "valid", "valid_metric": "loss", "minimize_valid_metric": True}
-ACCURACY = {"valid_loader": "valid", "valid_metric": "accuracy", "minimize_valid_metric": False}
-OTHER = {**LOSS, "valid_loader": "test"}
-WORST = {**LOSS, "minimize_valid_metric": False}
+LOSS = {"monitor": "valid/loss", "mode": "min"}
+ACCURACY = {"monitor": "valid/accuracy", "mode": "max"}
+OTHER = {**LOSS, "monitor": "test/loss"}
+WORST = {**LOSS, "mode": "max"}
 NONE: dict[str, object] = {}
 
 
@@ -46,9 +46,10 @@ def test_the_best_checkpoint_is_the_best_by_one_metric(tmp_path, before, after):
     start(tmp_path, before, 3)
     kept = {record["epoch"] for record in index(tmp_path)}
     runner = start(tmp_path, after, 6)
-    metrics = {epoch: all_of[after["valid_loader"]] for epoch, all_of in runner.experiment_metrics.items()}
-    candidates = {epoch: metrics[epoch][after["valid_metric"]] for epoch in [*kept, 4, 5, 6]}
-    choose = min if after["minimize_valid_metric"] else max
+    loader, metric = after["monitor"].split("/")
+    metrics = {epoch: all_of[loader] for epoch, all_of in runner.experiment_metrics.items()}
+    candidates = {epoch: metrics[epoch][metric] for epoch in [*kept, 4, 5, 6]}
+    choose = {"min": min, "max": max}[after["mode"]]
     assert candidates[best(tmp_path)] == choose(candidates.values())
 
 

@@ -11,7 +11,9 @@ from tests.callbacks.stand_ins import make_runner
 
 
 def make_callback(patience=2, *, minimize=True, min_delta=1e-6):
-    return EarlyStoppingCallback(patience, "valid", "score", minimize, min_delta)
+    return EarlyStoppingCallback(
+        patience, monitor="valid/score", mode="min" if minimize else "max", min_delta=min_delta
+    )
 
 
 def stops_after(callback, scores):

@@ -44,7 +44,7 @@ def test_a_traced_model_is_the_last_one(tmp_path):
 
 def test_the_best_model_is_exported_if_asked(tmp_path):
     """The best checkpoint's model differs from the last one."""
-    best = {"valid_loader": "valid", "valid_metric": "loss", "minimize_valid_metric": False}  # the first epoch
+    best = {"monitor": "valid/loss", "mode": "max"}  # the first epoch
     runner = export(dl.TracingCallback(which="best"), logdir=tmp_path, **best)
     expected = dl.SupervisedRunner(mlp(dropout=0.5, batch_norm=True)).load(tmp_path, which="best").model
 

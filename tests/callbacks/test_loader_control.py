@@ -70,7 +70,7 @@ def test_first_batches_are_repeated_as_often_as_the_loader_has_batches(amount, n
 @pytest.mark.parametrize("overfit_first", [True, False])
 def test_original_loaders_are_put_back(overfit_first):
     """Loaders are restored even if another callback replaces them too, in either order."""
-    callbacks = [dl.BatchOverfitCallback(), dl.PeriodicLoaderCallback("valid", "loss", valid=2)]
+    callbacks = [dl.BatchOverfitCallback(), dl.PeriodicLoaderCallback(monitor="valid/loss", valid=2)]
     if not overfit_first:
         callbacks.reverse()
 
@@ -106,7 +106,7 @@ def run_periods(*callbacks, num_epochs=7):
 
 def test_a_loader_with_a_period_runs_in_every_so_many_epochs():
     """A loader without a period runs in each epoch, one with period 0 never, and their order stays."""
-    callback = dl.PeriodicLoaderCallback("valid", "loss", minimize=True, train_more=2, valid=3, valid_more=0)
+    callback = dl.PeriodicLoaderCallback(monitor="valid/loss", mode="min", train_more=2, valid=3, valid_more=0)
 
     runner, ran = run_periods(callback)
 
@@ -118,9 +118,9 @@ def test_a_loader_with_a_period_runs_in_every_so_many_epochs():
 
 def test_early_stopping_passes_over_epochs_without_the_loader():
     """Patience counts only epochs in which the metric was measured."""
-    stop = dl.EarlyStoppingCallback(2, "valid", "loss", minimize=True)
+    stop = dl.EarlyStoppingCallback(2, monitor="valid/loss", mode="min")
 
-    runner, ran = run_periods(dl.PeriodicLoaderCallback("valid", "loss", valid=2), stop, num_epochs=20)
+    runner, ran = run_periods(dl.PeriodicLoaderCallback(monitor="valid/loss", valid=2), stop, num_epochs=20)
 
     assert ran["valid"] == [2, 4, 6]
     assert runner.epoch_step == 6

@@ -40,7 +40,7 @@ def test_warmup_goes_with_any_scheduler():
     mine, theirs, warmup = mlp(), mlp(), 4
     optimizer, reference = sgd(mine, lr=0.05), sgd(theirs, lr=0.05)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, NUM_STEPS)
-    callbacks = [dl.LRScaleCallback("linear", warmup_steps=warmup), dl.SchedulerCallback(mode="batch")]
+    callbacks = [dl.LRScaleCallback("linear", warmup_steps=warmup), dl.SchedulerCallback(interval="step")]
 
     runner = train_on_two(mine, optimizer, scheduler=scheduler, callbacks=callbacks)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(reference, NUM_STEPS)

@@ -10,7 +10,7 @@ VALUES = {"a": 2.0, "b": 6.0, "c": 10.0}
 
 
 @pytest.mark.parametrize(
-    ("metrics", "mode", "expected"),
+    ("metrics", "reduction", "expected"),
     [
         (["a", "b"], "sum", 8.0),
         (["a", "b"], "mean", 4.0),
@@ -21,9 +21,9 @@ VALUES = {"a": 2.0, "b": 6.0, "c": 10.0}
     ],
 )
 @pytest.mark.parametrize("scope", ["batch", "loader"])
-def test_value_is_the_formula(metrics, mode, expected, scope):
+def test_value_is_the_formula(metrics, reduction, expected, scope):
     """The formula applies to batches and to loaders, times the multiplier."""
-    callback = MetricAggregationCallback("total", metrics, mode=mode, scope=scope, multiplier=0.5)
+    callback = MetricAggregationCallback("total", metrics, reduction=reduction, scope=scope, multiplier=0.5)
     runner = make_runner(batch_metrics=dict(VALUES), loader_metrics=dict(VALUES))
 
     callback.on_batch_end(runner)
@@ -37,7 +37,7 @@ def test_value_is_the_formula(metrics, mode, expected, scope):
 def test_gradients_flow_through_the_total_loss():
     """Each part gets the gradient of its weight."""
     a, b = torch.tensor(2.0, requires_grad=True), torch.tensor(3.0, requires_grad=True)
-    callback = MetricAggregationCallback("loss", {"a": 1.0, "b": 3.0}, mode="weighted_mean")
+    callback = MetricAggregationCallback("loss", {"a": 1.0, "b": 3.0}, reduction="weighted_mean")
     runner = make_runner(batch_metrics={"a": a, "b": b})
 
     callback.on_batch_end(runner)
@@ -51,6 +51,6 @@ def test_all_metrics_do_not_include_the_result():
     """A metric that handle_batch stored under the result's name is replaced and not added."""
     runner = make_runner(batch_metrics={"total": 100.0, "a": 1.0, "b": 2.0})
 
-    MetricAggregationCallback("total", mode="sum").on_batch_end(runner)
+    MetricAggregationCallback("total", reduction="sum").on_batch_end(runner)
 
     assert runner.batch_metrics["total"] == 3.0

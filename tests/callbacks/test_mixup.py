@@ -54,8 +54,8 @@ def test_shares_have_the_beta_distribution():
     assert shares.var() == pytest.approx(1 / (4 * 1.4), abs=0.01)
 
 
-@pytest.mark.parametrize(("mode", "size"), [("replace", 8), ("add", 16)])
-def test_evaluation_is_left_as_it_is(mode, size):
+@pytest.mark.parametrize(("output", "size"), [("replace", 8), ("add", 16)])
+def test_evaluation_is_left_as_it_is(output, size):
     """In training, "add" doubles the batch and keeps the samples themselves in front."""
     sizes, firsts = {}, []
 
@@ -64,8 +64,8 @@ def test_evaluation_is_left_as_it_is(mode, size):
             sizes.setdefault(runner.loader_key, set()).add(len(runner.batch["features"]))
             firsts.append(runner.batch["features"][:8])
 
-    mix(mlp(), Watch(dl.CallbackOrder.External), dl.MixupCallback(["features", "targets"], mode=mode))
+    mix(mlp(), Watch(dl.CallbackOrder.External), dl.MixupCallback(["features", "targets"], output=output))
 
     assert sizes == {"train": {size}, "valid": {8}}
     original = next(iter(soft_targets(24)))[0]
-    assert torch.equal(firsts[0], original) == (mode == "add")
+    assert torch.equal(firsts[0], original) == (output == "add")

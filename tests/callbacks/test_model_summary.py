@@ -131,7 +131,7 @@ def test_steps_after_the_first_pay_nothing():
 
 def test_evaluation_and_the_look_at_the_metrics_before_training_tell_nothing():
     """The table is written once, when the loggers are open."""
-    texts, _, runner = told(dl.ModelSummaryCallback(), dl.EarlyStoppingCallback(9, "valid", "loss", minimize=True))
+    texts, _, runner = told(dl.ModelSummaryCallback(), dl.EarlyStoppingCallback(9, monitor="valid/loss", mode="min"))
     runner.evaluate_loader(loader(8, 8), cpu=True)
 
     assert len(texts) == 1

@@ -17,7 +17,7 @@ def study():
 def run(trial, *, lr=0.1, **options):
     model = mlp()
     loaders = {"train": loader(64, 8), "valid": loader(32, 8, seed=1)}
-    callbacks = [dl.OptunaPruningCallback(trial, "valid", "loss", minimize=True)]
+    callbacks = [dl.OptunaPruningCallback(trial, monitor="valid/loss", mode="min")]
     options = {"callbacks": callbacks, "num_epochs": 4, **options}
     return train(model, optimizer=sgd(model, lr=lr), loaders=loaders, **options)
 
@@ -50,10 +50,10 @@ def test_a_bad_trial_ends_after_its_first_epoch(study):
 
 def test_what_a_study_cannot_hear_or_would_misunderstand_is_refused(study):
     """The error is raised before training."""
-    with pytest.raises(ValueError, match="minimize=False, but the study's direction is 'minimize'"):
-        dl.OptunaPruningCallback(study.ask(), "valid", "loss", minimize=False)
+    with pytest.raises(ValueError, match="mode='max', but the study's direction is 'minimize'"):
+        dl.OptunaPruningCallback(study.ask(), monitor="valid/loss", mode="max")
     with pytest.raises(ValueError, match="reads loader 'vaild'"):
-        run(study.ask(), callbacks=[dl.OptunaPruningCallback(study.ask(), "vaild", "loss")])
+        run(study.ask(), callbacks=[dl.OptunaPruningCallback(study.ask(), monitor="vaild/loss")])
 
 
 def test_several_processes_are_refused():

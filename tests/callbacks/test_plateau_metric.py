@@ -6,8 +6,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from runnerkit import dl
 from tests.tiny import loader, mlp, sgd, train
 
-ACCURACY = {"valid_metric": "accuracy", "minimize_valid_metric": False}
-LOSS = {"valid_metric": "loss", "minimize_valid_metric": True}
+ACCURACY = {"monitor": "valid/accuracy", "mode": "max"}
+LOSS = {"monitor": "valid/loss", "mode": "min"}
 
 
 class Recorded(ReduceLROnPlateau):
@@ -22,11 +22,11 @@ class Recorded(ReduceLROnPlateau):
         super().step(metrics)
 
 
-def fit(mode, *callbacks, keys=("valid",), warmup_steps=0, **options):
+def fit(waits_for, *callbacks, keys=("valid",), warmup_steps=0, **options):
     """Train; return the values that the scheduler got and the metrics."""
     model = mlp()
     optimizer = sgd(model)
-    told = scheduler = Recorded(optimizer, mode=mode)
+    told = scheduler = Recorded(optimizer, mode=waits_for)
     if warmup_steps:
         scheduler = dl.WarmupLR(optimizer, num_steps=warmup_steps, after=told)
     loaders = {"train": loader(16, 4), **{key: loader(8, 4, seed=seed) for seed, key in enumerate(keys, start=1)}}
@@ -42,9 +42,9 @@ def of(metrics, key, name):
 @pytest.mark.parametrize("key", ["valid", "val"])
 def test_it_reads_what_selects_the_best_checkpoint(tmp_path, key):
     """Mode max gets the accuracy, mode min the loss, of the loader that selects the best checkpoint."""
-    told, metrics = fit("max", keys=(key,), logdir=tmp_path / "a", valid_loader=key, **ACCURACY)
+    told, metrics = fit("max", keys=(key,), logdir=tmp_path / "a", **{**ACCURACY, "monitor": f"{key}/accuracy"})
     assert told == of(metrics, key, "accuracy")
-    told, metrics = fit("min", keys=(key, "other"), logdir=tmp_path / "b", valid_loader=key, **LOSS)
+    told, metrics = fit("min", keys=(key, "other"), logdir=tmp_path / "b", **{**LOSS, "monitor": f"{key}/loss"})
     assert told == of(metrics, key, "loss")
 
 
@@ -59,7 +59,7 @@ def test_it_reads_what_selects_the_best_checkpoint(tmp_path, key):
 def test_a_mode_of_the_other_direction_is_refused(tmp_path, mode, judge, words):
     """A scheduler that waits for larger values is not told a loss, nor the reverse."""
     with pytest.raises(ValueError, match="ReduceLROnPlateau") as error:
-        fit(mode, logdir=tmp_path, **({"valid_loader": "valid", **judge} if judge else {}))
+        fit(mode, logdir=tmp_path, **judge)
     assert all(each in str(error.value) for each in words)
 
 
@@ -79,12 +79,12 @@ def test_several_evaluation_loaders_without_a_choice_are_refused():
 
 def test_what_is_passed_is_read(tmp_path):
     """An explicit metric is taken as it is."""
-    callback = dl.SchedulerCallback(loader_key="valid", metric_key="accuracy")
-    told, metrics = fit("min", callback, logdir=tmp_path, valid_loader="valid", **LOSS)
+    callback = dl.SchedulerCallback(monitor="valid/accuracy")
+    told, metrics = fit("min", callback, logdir=tmp_path, **LOSS)
     assert told == of(metrics, "valid", "accuracy")
 
 
 def test_a_scheduler_after_a_warmup_reads_it_too(tmp_path):
     """WarmupLR hands the metric to the scheduler after it."""
-    told, metrics = fit("max", warmup_steps=2, logdir=tmp_path, valid_loader="valid", **ACCURACY)
+    told, metrics = fit("max", warmup_steps=2, logdir=tmp_path, **ACCURACY)
     assert told == of(metrics, "valid", "accuracy")

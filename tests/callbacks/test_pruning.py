@@ -92,7 +92,7 @@ def test_by_default_the_trained_model_is_pruned_once(tmp_path):
 
 def test_a_checkpoint_between_two_prunings_is_that_of_a_plain_model(tmp_path):
     """Neither masks nor reparametrized weights are in it."""
-    saving = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=1)
+    saving = dl.CheckpointCallback(tmp_path, content="runner", every_steps=1)
     runner = run(dl.PruningCallback(amount=0.3, prune_on_epoch_end=True), saving, logdir=tmp_path)
 
     bare = dl.SupervisedRunner(mlp()).load(tmp_path, which="last")

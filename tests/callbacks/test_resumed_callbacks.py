@@ -30,7 +30,7 @@ class OneHot(Augmented):
 
 def resumable(logdir, name, *, interrupt_at=None, **options):
     model = mlp(dropout=0.3, batch_norm=True)
-    saving = {"loader_key": "valid", "metric_key": "loss", "minimize": True, "mode": "runner", "every_steps": 3}
+    saving = {"monitor": "valid/loss", "mode": "min", "content": "runner", "every_steps": 3}
     callbacks = {
         "it": CALLBACKS[name](),
         "optimizer": dl.OptimizerCallback("loss", accumulation_steps=2),

@@ -49,7 +49,9 @@ def test_last_smallest_and_largest_stand_with_their_epochs(monkeypatch):
 def test_best_is_told_where_a_checkpoint_is_chosen_by_it(tmp_path, minimize, expected):
     """The callback that chooses the best checkpoint defines whether smaller or larger is better."""
     runner = finished({1: {"valid": {"score": 0.5}}, 2: {"valid": {"score": 0.25}}})
-    runner.callbacks = {"save": dl.CheckpointCallback(tmp_path, "valid", "score", minimize=minimize)}
+    runner.callbacks = {
+        "save": dl.CheckpointCallback(tmp_path, monitor="valid/score", mode="min" if minimize else "max")
+    }
 
     assert summary(runner)[-2] == f"best score of valid: {expected}"
 
@@ -59,7 +61,7 @@ def run(texts, logdir, **options):
         loaders={"train": loader(32, 8, shuffle=True), "valid": loader(21, 8)},
         callbacks=[dl.AccuracyCallback("logits", "targets")],
         loggers={"tensorboard": None, "texts": texts},
-        logdir=logdir, verbose=True, valid_loader="valid", valid_metric="accuracy", minimize_valid_metric=False,
+        logdir=logdir, verbose=True, monitor="valid/accuracy", mode="max",
         **options,
     )  # fmt: skip
 

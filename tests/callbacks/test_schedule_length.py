@@ -41,7 +41,7 @@ def warmed(first, rest):
     return lambda optimizer: dl.WarmupLR(optimizer, num_steps=first, after=one_cycle(rest)(optimizer))
 
 
-STEPPED = {"callbacks": [dl.SchedulerCallback(mode="batch")]}
+STEPPED = {"callbacks": [dl.SchedulerCallback(interval="step")]}
 EPOCHS = {"scheduler_interval": "epoch"}
 HALVED = {"accumulation_steps": 2}
 
@@ -52,7 +52,7 @@ HALVED = {"accumulation_steps": 2}
         (one_cycle(11), {}, "OneCycleLR.*total_steps=11.*12 optimizer steps.*pass total_steps=12"),
         (one_cycle(8), {"num_steps": 10}, "pass total_steps=10"),
         (one_cycle(5), HALVED, "pass total_steps=6"),
-        (one_cycle(2), {"callbacks": [dl.SchedulerCallback(mode="epoch")]}, "3 epochs.*pass total_steps=3"),
+        (one_cycle(2), {"callbacks": [dl.SchedulerCallback(interval="epoch")]}, "3 epochs.*pass total_steps=3"),
         (in_turn(4, 7), STEPPED, "pass total_steps=8"),
         (warmed(4, 7), STEPPED, "pass total_steps=8"),
     ],
@@ -93,7 +93,7 @@ def test_a_schedule_that_does_not_end_with_the_run_is_warned_about(scheduler, se
         (one_cycle(12), {}),
         (one_cycle(13), {}),  # the last step has the last rate
         (one_cycle(6), HALVED),
-        (one_cycle(3), {"callbacks": [dl.SchedulerCallback(mode="epoch")]}),
+        (one_cycle(3), {"callbacks": [dl.SchedulerCallback(interval="epoch")]}),
         (cosine(3), {}),
         (cosine(2), {}),
         (cosine(4), STEPPED),

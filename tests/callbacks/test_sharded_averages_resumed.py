@@ -27,8 +27,8 @@ def model_of(kind, **kwargs):
 
 def fit(logdir, engine, model, *, average=None, interrupt_at=None, num_epochs=3, resume=None, **kwargs):
     """Train with dropout, augmentation, batch norm and accumulated steps."""
-    judge = {"loader_key": "valid", "metric_key": "loss", "minimize": True}
-    save = dl.CheckpointCallback(logdir, mode="runner", every_steps=2, **judge, **kwargs)
+    judge = {"monitor": "valid/loss", "mode": "min"}
+    save = dl.CheckpointCallback(logdir, content="runner", every_steps=2, **judge, **kwargs)
     callbacks = {
         "average": average or dl.EMACallback(0.8, use_buffers=True),
         "optimizer": dl.OptimizerCallback("loss", accumulation_steps=2),
@@ -157,14 +157,14 @@ def save_weights(folder):
         model = model_of(kind)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
         loaders = {"train": loader(40, 4), "valid": loader(21, 4)}
-        callbacks = [dl.EMACallback(0.8), dl.CheckpointCallback(folder / kind, mode="model")]
+        callbacks = [dl.EMACallback(0.8), dl.CheckpointCallback(folder / kind, content="model")]
         train(model, engine=fsdp(kind), optimizer=optimizer, loaders=loaders, callbacks=callbacks, num_epochs=2)
         if kind != "meta":
             torch.save(model.state_dict(), folder / f"{kind}.pth")
 
 
 def test_checkpoints_of_weights_alone_hold_the_average(tmp_path):
-    """mode="model" saves what evaluation used, which is what the run ends with; runner.load reads it."""
+    """content="model" saves what evaluation used, which is what the run ends with; runner.load reads it."""
     together(lambda: save_weights(tmp_path))
 
     found = {}

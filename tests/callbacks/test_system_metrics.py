@@ -244,7 +244,7 @@ def test_a_resumed_loader_goes_on_with_its_sums(clock, tmp_path):
     """Two batches of 1 s before the checkpoint and three of 2 s after it give the values of five batches."""
 
     def run(*others, seconds, **kwargs):
-        checkpoint = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=2)
+        checkpoint = dl.CheckpointCallback(tmp_path, content="runner", every_steps=2)
         work = Work(clock.pause, working=seconds)
         loaders = {"train": loader(20, 4)}
         return monitored(dl.SystemMetricsCallback(), work, checkpoint, *others, loaders=loaders, **kwargs)

@@ -190,12 +190,12 @@ def test_a_second_stage_starts_from_the_average_of_the_first_and_averages_anew()
     torch.testing.assert_close(weights(model), exponential_average(trace.trained[10:]), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["runner", "model"])
-def test_the_best_is_the_average_that_was_judged_best(tmp_path, mode):
+@pytest.mark.parametrize("content", ["runner", "model"])
+def test_the_best_is_the_average_that_was_judged_best(tmp_path, content):
     """The best checkpoint and its file contain the average, not the weights trained at that time."""
     trace = Trace()
-    judge, model = {"loader_key": "valid", "metric_key": "loss", "minimize": True}, mlp()
-    checkpoint = dl.CheckpointCallback(tmp_path, mode=mode, load_best_on_end=True, **judge)
+    judge, model = {"monitor": "valid/loss", "mode": "min"}, mlp()
+    checkpoint = dl.CheckpointCallback(tmp_path, content=content, load_best_on_end=True, **judge)
 
     optimizer = sgd(model, lr=3.0)
     runner = average(dl.EMACallback(DECAY), checkpoint, trace, model=model, optimizer=optimizer, num_epochs=6)
@@ -206,7 +206,7 @@ def test_the_best_is_the_average_that_was_judged_best(tmp_path, mode):
     assert torch.equal(weights(runner.model), trace.evaluated[6 * best - 1])
     saved = mlp()
     state = torch.load(tmp_path / "checkpoints" / "best.pth", weights_only=True)
-    saved.load_state_dict(state["model_state_dict"] if mode == "runner" else state)
+    saved.load_state_dict(state["model_state_dict"] if content == "runner" else state)
     assert torch.equal(weights(saved), weights(runner.model))
     assert runner.evaluate_loader(loader(21, 4, seed=1))["loss"] == losses[best]
 

@@ -10,7 +10,7 @@ from tests.tiny import loader, mlp, sgd, train
 
 DDP = dl.DistributedDataParallelEngine(1, device="cpu")  # without a search for unused parameters
 
-EVERY_SECOND = dl.PeriodicLoaderCallback("valid", "loss", valid=2)
+EVERY_SECOND = dl.PeriodicLoaderCallback(monitor="valid/loss", valid=2)
 
 
 def run(*callbacks, keys=("train", "valid"), **options):
@@ -26,7 +26,7 @@ def swept(**options):
 
 
 def best():
-    return dl.CheckpointCallback("log", loader_key="valid", metric_key="loss", minimize=True, load_best_on_end=True)
+    return dl.CheckpointCallback("log", monitor="valid/loss", mode="min", load_best_on_end=True)
 
 
 def total(metrics=None, **options):
@@ -50,16 +50,16 @@ CONSTRUCTORS = [
     (lambda: dl.FunctionalBatchMetricCallback("mae", l1_loss, "x", "y"), TypeError, "metric_fn must be .*'mae'"),
     (lambda: total("a"), TypeError, "metrics must be a list of names or {name: weight}, got 'a'"),
     (lambda: total([]), ValueError, "metrics is empty"),
-    (lambda: total(mode="median"), ValueError, "mode must be .* got 'median'"),
-    (lambda: total(["a"], mode="weighted_sum"), ValueError, r"needs metrics={name: weight}, got \['a'\]"),
-    (lambda: total({"a": 1.0}, mode="mean"), ValueError, "mode='weighted_mean'"),
-    (lambda: total({"a": 1, "b": -1}, mode="weighted_mean"), ValueError, "weights whose sum is not 0"),
+    (lambda: total(reduction="median"), ValueError, "reduction must be .* got 'median'"),
+    (lambda: total(["a"], reduction="weighted_sum"), ValueError, r"needs metrics={name: weight}, got \['a'\]"),
+    (lambda: total({"a": 1.0}, reduction="mean"), ValueError, "reduction='weighted_mean'"),
+    (lambda: total({"a": 1, "b": -1}, reduction="weighted_mean"), ValueError, "weights whose sum is not 0"),
     (lambda: total(scope="epoch"), ValueError, "scope must be 'batch' or 'loader', got 'epoch'"),
     (lambda: dl.BatchTransformCallback("flip"), TypeError, "transform must be callable, got 'flip'"),
     (lambda: dl.BatchTransformCallback(abs, "on_batch"), ValueError, "scope must be .* got 'on_batch'"),
     (lambda: dl.BatchTransformCallback(abs, output_key="a"), ValueError, "output_key needs input_key"),
     (lambda: dl.MixupCallback("features", alpha=-1.0), ValueError, "alpha must be >= 0, got -1.0"),
-    (lambda: dl.MixupCallback("features", mode="append"), ValueError, "mode must be .* got 'append'"),
+    (lambda: dl.MixupCallback("features", output="append"), ValueError, "output must be .* got 'append'"),
     (lambda: dl.MixupCallback(3), TypeError, "keys must be a list of str, got 3"),
     (lambda: dl.ControlFlowCallback(dl.Callback()), ValueError, "pass exactly one of epochs, .*; got none"),
     (
@@ -76,12 +76,28 @@ CONSTRUCTORS = [
         "must be a function .* got 's'",
     ),
     (lambda: dl.CallbackWrapper(dl.TimerCallback), TypeError, "must be a runnerkit Callback, got <class"),
-    (lambda: dl.EarlyStoppingCallback(0, "valid", "loss", True), ValueError, "patience must be >= 1, got 0"),
-    (lambda: dl.EarlyStoppingCallback(1, "valid", "a", True, -0.1), ValueError, "min_delta must be >= 0, got -0.1"),
-    (lambda: dl.PeriodicLoaderCallback("valid", "loss", test=-1), ValueError, "loader 'test' must be .*>= 0, got -1"),
-    (lambda: dl.PeriodicLoaderCallback("valid", "loss", test=1.5), ValueError, "loader 'test' must be .*>= 0, got 1.5"),
-    (lambda: dl.PeriodicLoaderCallback("valid", "loss", train=2), ValueError, "'train' runs in every epoch.* got 2"),
-    (lambda: dl.PeriodicLoaderCallback("valid", "loss", valid=0), ValueError, "'valid' selects .* >= 1, got 0"),
+    (lambda: dl.EarlyStoppingCallback(0, monitor="valid/loss", mode="min"), ValueError, "patience must be >= 1, got 0"),
+    (
+        lambda: dl.EarlyStoppingCallback(1, monitor="valid/a", mode="min", min_delta=-0.1),
+        ValueError,
+        "min_delta must be >= 0, got -0.1",
+    ),
+    (
+        lambda: dl.PeriodicLoaderCallback(monitor="valid/loss", test=-1),
+        ValueError,
+        "loader 'test' must be .*>= 0, got -1",
+    ),
+    (
+        lambda: dl.PeriodicLoaderCallback(monitor="valid/loss", test=1.5),
+        ValueError,
+        "loader 'test' must be .*>= 0, got 1.5",
+    ),
+    (
+        lambda: dl.PeriodicLoaderCallback(monitor="valid/loss", train=2),
+        ValueError,
+        "'train' runs in every epoch.* got 2",
+    ),
+    (lambda: dl.PeriodicLoaderCallback(monitor="valid/loss", valid=0), ValueError, "'valid' selects .* >= 1, got 0"),
     (lambda: dl.BatchOverfitCallback(train=0), ValueError, "train must be a number of batches >= 1 .* got 0"),
     (lambda: dl.BatchOverfitCallback(train=-1), ValueError, "or a fraction .* got -1"),
     (lambda: dl.BatchOverfitCallback(train=1.5), ValueError, "or a fraction .* got 1.5"),
@@ -149,10 +165,17 @@ RUNS = [
     (lambda: run(dl.EMACallback(), model=mlp().bfloat16()), ValueError, "torch.bfloat16 rounds"),
     (lambda: run(dl.EMACallback(validate=False), best()), ValueError, "never evaluated"),
     (lambda: run(dl.BatchOverfitCallback(trian=2)), ValueError, r"loader 'trian'; .* \['train', 'valid'\]"),
-    (lambda: run(dl.PeriodicLoaderCallback("valid", "loss", vaild=2)), ValueError, r"loader 'vaild'; .* \['train'"),
+    (
+        lambda: run(dl.PeriodicLoaderCallback(monitor="valid/loss", vaild=2)),
+        ValueError,
+        r"loader 'vaild'; .* \['train'",
+    ),
     (lambda: run(EVERY_SECOND, keys=["valid"], optimizer=None), ValueError, "no loader runs in epoch 1"),
 ]
-STOP, RUNNER = dl.EarlyStoppingCallback(2, "valid", "score", True), make_runner(epoch_metrics={"valid": {"a": 1}})
+STOP, RUNNER = (
+    dl.EarlyStoppingCallback(2, monitor="valid/score", mode="min"),
+    make_runner(epoch_metrics={"valid": {"a": 1}}),
+)
 EVENTS = [
     (lambda: STOP.on_epoch_end(RUNNER), KeyError, r"watches metric 'score' of loader 'valid', .* only \['a'\]"),
     (lambda: total(["z"]).on_batch_end(make_runner()), KeyError, r"computes 'total' from \['z'\]; batch_metrics has"),

@@ -84,7 +84,7 @@ def test_a_scheduler_of_either_acts_on_both(of_inner):
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer.optimizer if of_inner else optimizer, 7, gamma=0.5)
     schedule = torch.optim.lr_scheduler.StepLR(reference, 7, gamma=0.5)
 
-    runner = fit(mine, optimizer, scheduler=scheduler, callbacks=[dl.SchedulerCallback(mode="batch")])
+    runner = fit(mine, optimizer, scheduler=scheduler, callbacks=[dl.SchedulerCallback(interval="step")])
     by_hand(theirs, reference, loader(NUM_STEPS * 4, 4), after_step=lambda step: schedule.step())
 
     torch.testing.assert_close(weights(mine), weights(theirs), rtol=0, atol=1e-6)
@@ -131,7 +131,10 @@ def resumable(logdir, *, interrupt):
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
     scheduler = dl.WarmupLR(optimizer, num_steps=25, after=plateau)
     loaders = {"train": loader(40, 4, shuffle=True), "valid": loader(20, 4, seed=1)}
-    callbacks = [dl.CheckpointCallback(logdir, mode="runner", every_steps=3), *([Interrupt(23)] if interrupt else [])]
+    callbacks = [
+        dl.CheckpointCallback(logdir, content="runner", every_steps=3),
+        *([Interrupt(23)] if interrupt else []),
+    ]
     options = {"callbacks": callbacks, "num_epochs": 5, "logdir": logdir, "resume": "auto"}
     fit(model, optimizer, scheduler=scheduler, loaders=loaders, **options)
     return model, optimizer

@@ -36,7 +36,7 @@ def resume(folder):
     for interrupts in (True, False):
         model = mlp()
         optimizer = adamw(model)
-        checkpoint = dl.CheckpointCallback(folder, mode="runner", every_steps=21)
+        checkpoint = dl.CheckpointCallback(folder, content="runner", every_steps=21)
         callbacks = {"save": checkpoint, **({"stop": Interrupt(23)} if interrupts else {})}
         try:
             fit(model, optimizer, ENGINES["fsdp"](), logdir=folder, resume="auto", callbacks=callbacks)

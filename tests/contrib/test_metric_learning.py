@@ -87,7 +87,7 @@ def test_overlap_losses_are_one_minus_the_metric(loss, metric, mode):
     kind = {"iou": metrics.IOUMetric, "dice": metrics.DiceMetric}[metric](weights=weights)
     kind.update(outputs, targets)
 
-    value = loss(mode=mode, weights=weights if mode == "weighted" else None)(outputs, targets)
+    value = loss(average=mode, weights=weights if mode == "weighted" else None)(outputs, targets)
     value.backward()
 
     assert 1 - value.item() == pytest.approx(kind.compute_key_value()[f"{metric}/_{mode}"], abs=1e-7)
@@ -104,8 +104,8 @@ def hard_triplets(labels):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda _: contrib.DiceLoss(mode="mean"), MODES),
-        (lambda _: contrib.DiceLoss(mode="weighted"), MODES),
+        (lambda _: contrib.DiceLoss(average="mean"), MODES),
+        (lambda _: contrib.DiceLoss(average="weighted"), MODES),
         (lambda _: contrib.DiceLoss(weights=[1.0]), MODES),
         (lambda _: contrib.IoULoss()(torch.zeros(2, 3), torch.zeros(2, 1)), "outputs and masks of one shape"),
         (lambda _: hard_triplets([0, 0, 0, 0]), "two classes and two samples of each: use BatchBalanceClassSampler"),

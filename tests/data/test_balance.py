@@ -30,17 +30,17 @@ def chi_square(counts, expected):
 @settings(deadline=None, max_examples=50)
 @given(
     sizes=st.lists(st.integers(1, 20), min_size=1, max_size=5),
-    mode=st.one_of(st.sampled_from(["downsampling", "upsampling"]), st.integers(1, 40)),
+    strategy=st.one_of(st.sampled_from(["downsampling", "upsampling"]), st.integers(1, 40)),
 )
-def test_classes_are_equal_and_a_class_is_used_evenly(sizes, mode):
+def test_classes_are_equal_and_a_class_is_used_evenly(sizes, strategy):
     """Each class has the same number of samples, and samples of a class differ by at most one in how often they are
     drawn."""
     labels = [label for label, size in enumerate(sizes) for _ in range(size)]
-    sampler = BalanceClassSampler(labels, mode=mode)
+    sampler = BalanceClassSampler(labels, strategy=strategy)
 
     indices = list(sampler)
 
-    per_class = {"downsampling": min(sizes), "upsampling": max(sizes)}.get(mode, mode)
+    per_class = {"downsampling": min(sizes), "upsampling": max(sizes)}.get(strategy, strategy)
     assert labels_of(indices, labels) == dict.fromkeys(range(len(sizes)), per_class)
     assert len(sampler) == len(indices) == per_class * len(sizes)
     drawn = Counter(indices)
@@ -62,7 +62,7 @@ def test_each_sample_of_a_class_is_drawn_as_often_as_another():
 
 def test_the_order_is_shuffled_over_classes():
     """Each of three classes comes first in a third of the epochs: a chi-square test at 0.1 %, with fixed seeds."""
-    sampler = BalanceClassSampler(LABELS, mode=5)
+    sampler = BalanceClassSampler(LABELS, strategy=5)
 
     first = Counter(LABELS[seeded_order(sampler, seed)[0]] for seed in range(600))
 
@@ -79,7 +79,7 @@ def test_labels_may_be_an_array_a_tensor_or_strings(labels):
 def test_processes_share_one_balanced_epoch(world_size):
     """Each process draws the same order and takes its shard; the shards together equal one process's epoch."""
     data = TensorDataset(torch.arange(75))
-    loader = DataLoader(data, batch_size=4, sampler=BalanceClassSampler(LABELS, mode="upsampling"))
+    loader = DataLoader(data, batch_size=4, sampler=BalanceClassSampler(LABELS, strategy="upsampling"))
 
     def indices(rank, size):
         torch.rand(rank)  # global generators differ between processes
@@ -136,8 +136,11 @@ def test_processes_share_batches_whole():
     [
         (lambda: BalanceClassSampler([]), r"one label per sample.*got shape \(0,\)"),
         (lambda: BalanceClassSampler([[0, 1]]), r"one label per sample.*got shape \(1, 2\)"),
-        (lambda: BalanceClassSampler(LABELS, mode="up"), "mode must be 'downsampling', 'upsampling' or .* got 'up'"),
-        (lambda: BalanceClassSampler(LABELS, mode=0), "mode must be .* got 0"),
+        (
+            lambda: BalanceClassSampler(LABELS, strategy="up"),
+            "strategy must be 'downsampling', 'upsampling' or .* got 'up'",
+        ),
+        (lambda: BalanceClassSampler(LABELS, strategy=0), "strategy must be .* got 0"),
         (lambda: BatchBalanceClassSampler(LABELS, 4, 1), r"num_classes must be in \[1, 3\].* got 4"),
         (lambda: BatchBalanceClassSampler(LABELS, 0, 1), r"num_classes must be in \[1, 3\].* got 0"),
         (lambda: BatchBalanceClassSampler(LABELS, 2, 0), "num_samples must be >= 1, got 0"),

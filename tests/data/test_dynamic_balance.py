@@ -40,7 +40,7 @@ def test_start_epoch_max_d_and_a_number_for_a_mode():
 
     assert counts(ahead) == counts(fifth)
     assert counts(DynamicBalanceClassSampler(LABELS, max_d=3, ignore_warning=True)) == {0: 24, 1: 24, 2: 8}
-    assert counts(DynamicBalanceClassSampler(LABELS, mode=16, ignore_warning=True)) == {0: 128, 1: 64, 2: 16}
+    assert counts(DynamicBalanceClassSampler(LABELS, strategy=16, ignore_warning=True)) == {0: 128, 1: 64, 2: 16}
 
 
 def test_a_run_counts_its_epochs():
@@ -68,7 +68,7 @@ def test_a_small_rarest_class_is_told(caplog):
 
     caplog.clear()
     DynamicBalanceClassSampler(LABELS, ignore_warning=True)
-    DynamicBalanceClassSampler(LABELS, mode=100)
+    DynamicBalanceClassSampler(LABELS, strategy=100)
     assert caplog.text == ""
 
 
@@ -78,7 +78,7 @@ def test_a_small_rarest_class_is_told(caplog):
         ({"exp_lambda": 1.0}, r"exp_lambda must be in \(0, 1\), got 1.0"),
         ({"start_epoch": -1}, "start_epoch must be >= 0, got -1"),
         ({"max_d": 0.5}, "max_d must be >= 1.* got 0.5"),
-        ({"mode": "upsampling"}, "mode must be 'downsampling' or a number .* got 'upsampling'"),
+        ({"strategy": "upsampling"}, "strategy must be 'downsampling' or a number .* got 'upsampling'"),
     ],
 )
 def test_bad_input_is_refused(arguments, message):

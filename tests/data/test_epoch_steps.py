@@ -70,7 +70,7 @@ SOURCES = {
 def train(folder, logdir, source, *, callbacks=(), num_workers=0, batch_size=8, dropout=0.0, **options):
     arguments = {"shuffle": True, "drop_last": True} if source == "map-style" else {}
     loader = DataLoader(SOURCES[source](folder), batch_size, num_workers=num_workers, collate_fn=collate, **arguments)
-    save = dl.CheckpointCallback(logdir, mode="runner", every_steps=1)
+    save = dl.CheckpointCallback(logdir, content="runner", every_steps=1)
     options = {"epoch_steps": STEPS, "num_epochs": EPOCHS, "callbacks": [save, *callbacks], **options}
     return tiny.train(mlp(dropout=dropout), loaders={"train": loader}, logdir=logdir, **options).model.state_dict()
 

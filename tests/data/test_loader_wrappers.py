@@ -101,7 +101,7 @@ def train(logdir, train_loader, *callbacks, **options):
     model = mlp(dropout=0.3)
     loaders = {"train": train_loader, "valid": BatchLimitLoaderWrapper(loader(21, 4), 2)}
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    options |= {"callbacks": [dl.CheckpointCallback(logdir, mode="runner", every_steps=2), *callbacks]}
+    options |= {"callbacks": [dl.CheckpointCallback(logdir, content="runner", every_steps=2), *callbacks]}
     return tiny.train(model, optimizer=optimizer, loaders=loaders, num_epochs=3, logdir=logdir, **options)
 
 

@@ -57,7 +57,7 @@ class Carrying(dl.Runner):
 def train(logdir, *, num_processes=1, callbacks=(), **options):
     model, load = Network(), partial(DataLoader, rows(), batch_size=NUM_ROWS // num_processes)
     steps = [dl.BackwardCallback("loss"), dl.OptimizerCallback("loss"), dl.CarriedStateCallback("hidden")]
-    save = dl.CheckpointCallback(logdir, mode="runner", every_steps=1)
+    save = dl.CheckpointCallback(logdir, content="runner", every_steps=1)
     options |= {"loaders": {"train": load(), "valid": load()}, "callbacks": [*steps, save, *callbacks]}
     options |= {"optimizer": sgd(model, lr=0.5), "num_epochs": 2, "valid_every_steps": 4, "logdir": logdir}
     runner = tiny.train(model, runner=Carrying(), num_processes=num_processes, **options)

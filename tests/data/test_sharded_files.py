@@ -367,7 +367,7 @@ def train(logdir, *callbacks, num_workers, batch_size=8, **options):
         "train": DataLoader(dataset, batch_size, num_workers=num_workers),
         "valid": DataLoader(dataset, batch_size),
     }
-    save = dl.CheckpointCallback(logdir, mode="runner", every_steps=1)
+    save = dl.CheckpointCallback(logdir, content="runner", every_steps=1)
     runner = tiny.train(loaders=loaders, callbacks=[save, *callbacks], num_epochs=2, logdir=logdir, **options)
     return {**runner.model.state_dict(), **runner.epoch_metrics["valid"]}
 

@@ -88,7 +88,10 @@ def train(logdir, make_loader, *callbacks, dropout=0.3, **options):
         "train": make_loader(*classification(43).tensors, batch_size=4, shuffle=True),
         "valid": make_loader(*classification(21).tensors, batch_size=4),
     }
-    save, metric = dl.CheckpointCallback(logdir, mode="runner", every_steps=2), dl.AccuracyCallback("logits", "targets")
+    save, metric = (
+        dl.CheckpointCallback(logdir, content="runner", every_steps=2),
+        dl.AccuracyCallback("logits", "targets"),
+    )
     options |= {"callbacks": [save, metric, *callbacks], "num_epochs": 3, "logdir": logdir}
     return tiny.train(mlp(dropout=dropout), loaders=data, **options)
 

@@ -345,8 +345,8 @@ def collectives(folder):
 
 def resumable(logdir, *, callbacks=None, **options):
     model = mlp(dropout=0.3, batch_norm=True)
-    best = {"loader_key": "valid", "metric_key": "loss", "minimize": True}
-    save = dl.CheckpointCallback(logdir, mode="runner", every_steps=1, **best)
+    best = {"monitor": "valid/loss", "mode": "min"}
+    save = dl.CheckpointCallback(logdir, content="runner", every_steps=1, **best)
     options |= {"callbacks": {"checkpoint": save, **(callbacks or {})}, "logdir": logdir, "num_epochs": 3}
     data = {"train": loader(80, BATCH_SIZE, shuffle=True), "valid": loader(21, BATCH_SIZE)}
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -23,7 +23,7 @@ def train_and_read(engine, folder):
 
     CheckpointFolder.set_alias = point_slowly
     try:
-        train(num_epochs=2, engine=engine, callbacks=[dl.CheckpointCallback(folder, mode="runner")])
+        train(num_epochs=2, engine=engine, callbacks=[dl.CheckpointCallback(folder, content="runner")])
     finally:
         CheckpointFolder.set_alias = point
     assert utils.load_checkpoint(CheckpointFolder(folder / "checkpoints").named("last"))["counters"]["epoch_step"] == 2

@@ -163,7 +163,7 @@ def test_an_overflow_skips_the_step_and_the_schedulers(apex, opt_level, size):
     optimizer = sgd(model)
     kwargs = {"optimizer": optimizer, "scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)}
 
-    runner = train(model, dl.SchedulerCallback(mode="batch"), watch, engine=ENGINES[opt_level](), **kwargs)
+    runner = train(model, dl.SchedulerCallback(interval="step"), watch, engine=ENGINES[opt_level](), **kwargs)
 
     assert [torch.equal(*watch.weights[step : step + 2]) for step in range(5)] == [False, False, True, False, False]
     assert runner.epoch_metrics["train"]["skipped_steps"] == 1
@@ -178,7 +178,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(apex, tmp_path, first, secon
 
     def run(key, folder, *, interrupts_after=0, resume=None):
         model, watch = mlp(), Watch(overflow=overflow, interrupts_after=interrupts_after)
-        optimizer, save = sgd(model, lr=0.01), dl.CheckpointCallback(folder, mode="runner")
+        optimizer, save = sgd(model, lr=0.01), dl.CheckpointCallback(folder, content="runner")
         kwargs = {"optimizer": optimizer, "num_epochs": 2, "logdir": folder, "resume": resume}
         train(model, save, watch, engine=ENGINES[key](), **kwargs)
         momenta = [each["momentum_buffer"].flatten() for each in optimizer.state_dict()["state"].values()]

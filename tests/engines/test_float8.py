@@ -94,7 +94,7 @@ def test_a_filter_leaves_layers_out():
 
 def test_a_run_resumes_bit_for_bit_and_in_another_precision(tmp_path):
     expected, _ = train(logdir=tmp_path / "whole")
-    save = dl.CheckpointCallback(tmp_path / "log", mode="runner", every_steps=1)
+    save = dl.CheckpointCallback(tmp_path / "log", content="runner", every_steps=1)
     with pytest.raises(KeyboardInterrupt):
         train(logdir=tmp_path / "log", callbacks=[save, Interrupt(9)])
     resumed, _ = train(logdir=tmp_path / "log", resume="auto")

@@ -500,14 +500,14 @@ def test_evaluation_neither_hangs_nor_differs_where_ranks_have_unequal_numbers_o
 # Checkpoints.
 
 
-BEST = {"loader_key": "valid", "metric_key": "loss", "mode": "runner"}
+BEST = {"monitor": "valid/loss", "content": "runner"}
 
 
 def run(logdir, engine, *, callbacks=None, asynchronous=False, **options):
     model = mlp(dropout=0.2, batch_norm=True)
     optimizer = adam(model)
     data = {"train": DataLoader(Augmented(40), batch_size=4, shuffle=True), "valid": loader(21, 4)}
-    save = dl.CheckpointCallback(logdir, minimize=True, every_steps=3, asynchronous=asynchronous, **BEST)
+    save = dl.CheckpointCallback(logdir, mode="min", every_steps=3, asynchronous=asynchronous, **BEST)
     options = {"loaders": data, "num_epochs": 2, **options}
     runner = fit(model, engine, optimizer, callbacks={"save": save, **(callbacks or {})}, logdir=logdir, **options)
     return weights(model), moments(optimizer), runner.experiment_metrics
@@ -667,12 +667,12 @@ def test_an_exported_checkpoint_is_an_ordinary_one(sharded_run, tmp_path, source
 
 
 def test_weights_are_taken_from_shards_at_the_start_and_at_the_end(sharded_run, tmp_path):
-    """This covers resume_model, load_best_on_end, and a state_dict of mode="model"."""
+    """This covers resume_model, load_best_on_end, and a state_dict of content="model"."""
     folder, _ = sharded_run
-    options = {"minimize": False, "resume_model": folder, "load_best_on_end": True, **BEST}
+    options = {"mode": "max", "resume_model": folder, "load_best_on_end": True, **BEST}
     callbacks = [
         dl.CheckpointCallback(tmp_path / "log", **options),
-        dl.CheckpointCallback(tmp_path / "weights", mode="model"),
+        dl.CheckpointCallback(tmp_path / "weights", content="model"),
     ]
     model, data = mlp(batch_norm=True), {"train": loader(64, 4), "valid": loader(21, 4)}
 

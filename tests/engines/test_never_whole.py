@@ -115,7 +115,7 @@ def trained(tmp_path_factory):
 
 def train_on_both(folder):
     largest, model, reference = Largest(), on_meta(), whole()
-    checkpoint = dl.CheckpointCallback(folder, mode="runner")
+    checkpoint = dl.CheckpointCallback(folder, content="runner")
     metric = dl.AccuracyCallback("logits", "targets")
     runner = fit(model, meta(), callbacks=[metric, largest, checkpoint], num_epochs=2, valid_every_steps=4)
     theirs = fit(reference, ddp(), num_epochs=2, valid_every_steps=4)
@@ -152,7 +152,7 @@ def test_no_process_has_the_whole_model(trained):
 
 def train_two_stages(folder):
     model, reference = on_meta(), whole()
-    runner = fit(model, meta(), runner=TwoStages(), callbacks=[dl.CheckpointCallback(folder, mode="runner")])
+    runner = fit(model, meta(), runner=TwoStages(), callbacks=[dl.CheckpointCallback(folder, content="runner")])
     fit(reference, ddp(), runner=TwoStages())
     runner.load(folder, which="last")
     return difference(model, reference)
@@ -181,7 +181,7 @@ def train_by_hook(folder):
             return adam(model)
 
         def get_callbacks(self, stage):
-            return {**super().get_callbacks(stage), "checkpoint": dl.CheckpointCallback(folder, mode="model")}
+            return {**super().get_callbacks(stage), "checkpoint": dl.CheckpointCallback(folder, content="model")}
 
         def get_loggers(self):
             return {}
@@ -194,7 +194,7 @@ def train_by_hook(folder):
 
 
 def test_a_hook_makes_the_model_as_for_any_engine(trained):
-    """``get_model`` runs with parameters on the meta device; weights alone (mode="model") are saved by shards too."""
+    """``get_model`` runs with parameters on the meta device; weights alone (content="model") are sharded too."""
     is_empty, apart = trained["hook"]
 
     assert is_empty
@@ -230,7 +230,7 @@ def write_sources(folder):
 def load_from_everywhere(folder):
     found = {}
     for name in SOURCES:
-        start = dl.CheckpointCallback(folder / f"run of {name}", mode="runner", resume_model=folder / name)
+        start = dl.CheckpointCallback(folder / f"run of {name}", content="runner", resume_model=folder / name)
         model = on_meta()
         still = torch.optim.SGD(model.parameters(), lr=0.0)
         runner = fit(model, meta(), optimizer=still, callbacks=[start], loaders=FEW)
@@ -274,8 +274,8 @@ class Worse(dl.Callback):
 
 
 def load_the_best(folder):
-    best = {"loader_key": "valid", "metric_key": "loss", "minimize": True}
-    checkpoint = dl.CheckpointCallback(folder, mode="runner", load_best_on_end=True, **best)
+    best = {"monitor": "valid/loss", "mode": "min"}
+    checkpoint = dl.CheckpointCallback(folder, content="runner", load_best_on_end=True, **best)
     seen = []
 
     class Last(dl.Callback):
@@ -314,7 +314,7 @@ def test_a_model_whose_weights_were_left_behind_does_not_start_anew(trained):
 
 
 def run(logdir, engine, *, model=None, callbacks=(), asynchronous=False, **options):
-    save = dl.CheckpointCallback(logdir, mode="runner", every_steps=3, asynchronous=asynchronous)
+    save = dl.CheckpointCallback(logdir, content="runner", every_steps=3, asynchronous=asynchronous)
     data = {"train": DataLoader(Augmented(40), batch_size=4, shuffle=True), "valid": loader(21, 4)}
     options = {"loaders": data, "callbacks": {"save": save, **dict(callbacks)}, "num_epochs": 3, **options}
     return fit(model or on_meta(dropout=0.2), engine, logdir=logdir, **options)

@@ -103,7 +103,7 @@ def see_dropouts():
 
 def train_on_meta(folder):
     model = on_meta()
-    save = dl.CheckpointCallback(folder, mode="runner")
+    save = dl.CheckpointCallback(folder, content="runner")
     runner = train(mesh(4, 2, init="meta"), model=model, batch_size=4, callbacks={"save": save})
     runner.load(folder, which="last")
     return weights(model), runner.experiment_metrics, runner.sample_step
@@ -176,7 +176,7 @@ def assert_random_numbers_agree_where_activations_do(dropped):
 
 
 def save_run(folder, engine, *, asynchronous=False, callbacks=None, **kwargs):
-    save = dl.CheckpointCallback(folder, mode="runner", every_steps=2, asynchronous=asynchronous)
+    save = dl.CheckpointCallback(folder, content="runner", every_steps=2, asynchronous=asynchronous)
     return run(engine, logdir=folder, callbacks={"save": save, **(callbacks or {})}, **kwargs)
 
 

@@ -139,7 +139,7 @@ def _run(setting: Setting, segment: Segment, logdir: Path, samples: Sequence[int
     elif segment.how == "error":
         callbacks = [Interrupt(segment.at)]
     save = dl.CheckpointCallback(
-        logdir, mode="runner", every_steps=segment.every_steps, max_hours=1.0 if segment.how == "clock" else None
+        logdir, content="runner", every_steps=segment.every_steps, max_hours=1.0 if segment.how == "clock" else None
     )
     try:
         with times(segment.at if segment.how == "clock" else None):

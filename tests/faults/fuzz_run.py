@@ -55,7 +55,7 @@ def train(
         model,
         scheduler=kwargs.pop("scheduler", make),
         loaders={"train": loader, "valid": valid},
-        callbacks=[dl.SchedulerCallback(mode="batch"), *kwargs.pop("callbacks", ())],
+        callbacks=[dl.SchedulerCallback(interval="step"), *kwargs.pop("callbacks", ())],
         engine=engine,
         seed=SEED,
         num_epochs=setting.num_epochs,

@@ -96,8 +96,8 @@ def run(logdir: Path | str, *, num_processes: int, source: str | None = None) ->
     else:
         stream = STREAMS[source](Path(logdir).parent / "shards")
         train_loader = DataLoader(stream, batch_size=BATCH_SIZE, num_workers=2, collate_fn=collate)
-    early = dl.EarlyStoppingCallback(2, loader_key="valid", metric_key="loss", minimize=True, min_delta=0.05)
-    saving = {"minimize": True, "mode": "runner", "every_steps": 3, "asynchronous": True}
+    early = dl.EarlyStoppingCallback(2, monitor="valid/loss", mode="min", min_delta=0.05)
+    saving = {"mode": "min", "content": "runner", "every_steps": 3, "asynchronous": True}
     train(
         model,
         optimizer=optimizer,
@@ -105,9 +105,9 @@ def run(logdir: Path | str, *, num_processes: int, source: str | None = None) ->
         loaders={"train": train_loader, "valid": loader(21, 4)},
         callbacks={
             "accuracy": dl.AccuracyCallback("logits", "targets"),
-            "scheduler": dl.SchedulerCallback(mode="batch"),
+            "scheduler": dl.SchedulerCallback(interval="step"),
             "stop": early,
-            "checkpoint": dl.CheckpointCallback(logdir, "valid", "loss", **saving),
+            "checkpoint": dl.CheckpointCallback(logdir, monitor="valid/loss", **saving),
         },
         num_epochs=NUM_EPOCHS,
         epoch_steps=None if source in (None, MESH, FINITE) else epoch_steps,

@@ -25,7 +25,9 @@ NUM_EPOCHS, NUM_STEPS = 5, 4  # steps per epoch
 def fit(logdir, *, resume=None, callbacks=()):
     """Train and keep every checkpoint; the "best" is the one with the largest loss, which is the first."""
     loaders = {"train": loader(16, 4, shuffle=True), "valid": loader(8, 4)}
-    every = dl.CheckpointCallback(logdir, "valid", "loss", minimize=False, mode="runner", topk=50, every_steps=3)
+    every = dl.CheckpointCallback(
+        logdir, monitor="valid/loss", mode="max", content="runner", keep_best=50, every_steps=3
+    )
     options = {"loaders": loaders, "callbacks": [every, *callbacks], "num_epochs": NUM_EPOCHS}
     return train(mlp(dropout=0.3), logdir=logdir, resume=resume, **options)
 

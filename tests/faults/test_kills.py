@@ -38,7 +38,7 @@ def init(worker_id):
 
 logdir = sys.argv[1]
 data = loader(16, 2, num_workers=1, persistent_workers=True, worker_init_fn=init)
-checkpoint = dl.CheckpointCallback(logdir, mode="runner", every_steps=3)
+checkpoint = dl.CheckpointCallback(logdir, content="runner", every_steps=3)
 train(
     num_epochs=100_000, loaders={{"train": data}}, logdir=logdir, callbacks=[Ready(), checkpoint, *{callbacks}],
     engine={engine},

@@ -48,7 +48,7 @@ class WriteDown(dl.Callback):
 
 def fit(folder, engine, *, stop_before=None):
     folder.mkdir(exist_ok=True)
-    save = dl.CheckpointCallback(folder / "log", mode="runner", every_steps=NUM_STEPS)
+    save = dl.CheckpointCallback(folder / "log", content="runner", every_steps=NUM_STEPS)
     train(
         loaders={"train": DataLoader(Numbered(), batch_size=4, shuffle=True)}, engine=engine, num_epochs=2,
         callbacks=[WriteDown(folder, stop_before), save], logdir=folder / "log", resume="auto",

@@ -194,7 +194,7 @@ def test_a_signal_during_an_asynchronous_save_stops_soon(tmp_path, whole):
             if step > 10:
                 steps_that_end.set()
 
-    checkpoint = dl.CheckpointCallback(tmp_path, mode="runner", asynchronous=True)
+    checkpoint = dl.CheckpointCallback(tmp_path, content="runner", asynchronous=True)
     with during_the_next_save(send), pytest.raises(Preempted):
         fit(tmp_path, checkpoint, Tell())
 
@@ -207,7 +207,7 @@ def test_a_signal_during_an_asynchronous_save_stops_soon(tmp_path, whole):
 
 def test_a_callback_that_was_stopped_can_be_used_again(tmp_path):
     """The stop request applies only to the run that it ended."""
-    checkpoint = dl.CheckpointCallback(tmp_path, mode="runner")
+    checkpoint = dl.CheckpointCallback(tmp_path, content="runner")
     with pytest.raises(Preempted):
         fit(tmp_path, checkpoint, Send(signal.SIGTERM, step=17))
 
@@ -280,7 +280,7 @@ def test_saving_every_so_many_steps_without_a_position_is_refused(tmp_path, make
     """Before the first batch is read, unless only the batch shows it; of several processes, each would train on all."""
     steps = []
     every_steps = 3 if num_processes == 1 else None
-    checkpoint = dl.CheckpointCallback(tmp_path, mode="runner", every_steps=every_steps)
+    checkpoint = dl.CheckpointCallback(tmp_path, content="runner", every_steps=every_steps)
     loaders = {"train": make_loader(), "valid": loader(21, 4)}
 
     with pytest.raises(TypeError, match=words):
@@ -302,7 +302,7 @@ def test_the_users_own_handler_stays(tmp_path):
 
 def test_weights_alone_are_no_reason_to_wait(tmp_path):
     """Without a checkpoint that a run could resume from, Ctrl-C acts at once."""
-    checkpoint = dl.CheckpointCallback(tmp_path / "weights", mode="model")
+    checkpoint = dl.CheckpointCallback(tmp_path / "weights", content="model")
     with pytest.raises(KeyboardInterrupt) as stopped:
         fit(None, Send(signal.SIGINT, step=7), checkpoint, resume=None)
     assert not isinstance(stopped.value, Interrupted)

@@ -370,7 +370,7 @@ def test_a_logdir_that_cannot_be_written_to_ends_the_run_before_it_trains(tmp_pa
     count_steps = At(lambda: steps.append(1))
 
     for place in (tmp_path / "file" / "log", Path("/proc/log")):
-        checkpoint = dl.CheckpointCallback(place, mode="runner")
+        checkpoint = dl.CheckpointCallback(place, content="runner")
         with pytest.raises(OSError, match=f"cannot write to logdir {place}: "):
             fit(None, callbacks=[checkpoint, count_steps])
     assert steps == []
@@ -564,7 +564,7 @@ def test_a_clock_that_is_set_back_changes_nothing(tmp_path, monkeypatch, caplog)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now - 1e7)
 
-    every_minute = dl.CheckpointCallback(tmp_path / "log", mode="runner", every_minutes=1)
+    every_minute = dl.CheckpointCallback(tmp_path / "log", content="runner", every_minutes=1)
     resumed = fit(tmp_path / "log", num_epochs=4, resume="auto", callbacks=[every_minute])
 
     assert resumed.epoch_step == 4

@@ -16,7 +16,7 @@ def train(logdir, logger, **options):
 
 def train_saving(logdir, logger, *others, **options):
     """Log each step, and save a checkpoint at every third."""
-    checkpoint = dl.CheckpointCallback(logdir, mode="runner", every_steps=3)
+    checkpoint = dl.CheckpointCallback(logdir, content="runner", every_steps=3)
     return train(logdir, logger, callbacks=[checkpoint, *others], log_every=1, **options)
 
 

@@ -73,9 +73,9 @@ def test_users_can_save_results_as_weights(tmp_path):
 
 
 def test_a_checkpoint_is_selected_by_the_new_name(tmp_path):
-    """valid_metric="accuracy01" warns, and index.json has today's name, so that runs are comparable."""
+    """monitor="valid/accuracy01" warns, and index.json has today's name, so that runs are comparable."""
     with OLD:
-        fit(num_epochs=2, logdir=tmp_path, valid_loader="valid", valid_metric="accuracy01", minimize_valid_metric=False,
+        fit(num_epochs=2, logdir=tmp_path, monitor="valid/accuracy01", mode="max",
             load_best_on_end=True)  # fmt: skip
 
     judged = [record.judged_by for record in read_index(tmp_path / "checkpoints" / "index.json")]
@@ -86,7 +86,7 @@ def test_a_checkpoint_is_selected_by_the_new_name(tmp_path):
 
 def test_early_stopping_reads_it_by_the_old_name():
     """And warns."""
-    stop = dl.EarlyStoppingCallback(1, "valid", "accuracy01", minimize=False, min_delta=2.0)
+    stop = dl.EarlyStoppingCallback(1, monitor="valid/accuracy01", mode="max", min_delta=2.0)
 
     with OLD:
         runner = train(loaders=LOADERS, callbacks=[dl.AccuracyCallback("logits", "targets"), stop], num_epochs=9)

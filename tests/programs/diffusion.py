@@ -51,7 +51,7 @@ def train(batch_size, *, callbacks=(), **options):
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.02),
         scheduler=lambda optimizer, _: LinearLR(optimizer, 0.1, total_iters=5),
         loaders={"train": loader(points(30), batch_size)},
-        callbacks=[dl.EMACallback(0.8), dl.SchedulerCallback(mode="batch"), *callbacks],
+        callbacks=[dl.EMACallback(0.8), dl.SchedulerCallback(interval="step"), *callbacks],
         num_epochs=2,
         **options,
     )

@@ -105,7 +105,7 @@ def by_loop(name, num_processes=1):
 def train(name, *, engine=None, folder=None, interrupt=(), **options):
     """Return the weights, the losses and the runner of the program, which saves each step in `folder`, if given."""
     engine, losses = engine or dl.CPUEngine(), Losses()
-    saver = [dl.CheckpointCallback(folder, mode="runner", every_steps=1)] if folder else []
+    saver = [dl.CheckpointCallback(folder, content="runner", every_steps=1)] if folder else []
     callbacks = [losses, *saver, *interrupt]
     with float64():
         runner = PROGRAMS[name].train(

@@ -60,12 +60,12 @@ def train(kind: str, logdir: str | Path, num_epochs: int) -> None:
     engine_class = dl.DistributedDataParallelEngine if kind == "ddp" else dl.FullyShardedDataParallelEngine
     with utils.parameters_on_meta() if kind == "meta" else nullcontext():
         model = mlp()
-    arguments = {"mode": "runner", "every_steps": 2, "load_best_on_end": True, "minimize": True}
+    arguments = {"content": "runner", "every_steps": 2, "load_best_on_end": True, "mode": "min"}
     tiny.train(
         model,
         optimizer=torch.optim.Adam(model.parameters(), lr=0.05),
         loaders={"train": loader(48, 4, shuffle=True), "valid": loader(21, 4)},
-        callbacks=[dl.CheckpointCallback(logdir, "valid", "loss", **arguments), Weigh()],
+        callbacks=[dl.CheckpointCallback(logdir, monitor="valid/loss", **arguments), Weigh()],
         loggers={"csv": dl.CSVLogger(logdir, log_batch_metrics=True), "jsonl": dl.JSONLLogger(logdir)},
         num_epochs=num_epochs,
         logdir=logdir,

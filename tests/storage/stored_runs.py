@@ -32,8 +32,8 @@ def train(logdir: str | Path, *callbacks: dl.Callback, num_epochs: int = 2, **op
 
 def saving(logdir: str | Path, **options: Any) -> dl.CheckpointCallback:
     """Return a callback that saves at every second step."""
-    arguments = {"mode": "runner", "every_steps": 2, "minimize": True, **options}
-    return dl.CheckpointCallback(logdir, "valid", "loss", **arguments)
+    arguments = {"content": "runner", "every_steps": 2, "mode": "min", **options}
+    return dl.CheckpointCallback(logdir, monitor="valid/loss", **arguments)
 
 
 class At(dl.Callback):

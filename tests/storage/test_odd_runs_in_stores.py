@@ -102,7 +102,7 @@ def test_what_could_not_be_uploaded_is_set_aside(faulty, staging, monkeypatch, c
 @pytest.mark.parametrize("damage", ["flip", "delete"])
 def test_a_damaged_or_missing_checkpoint_falls_back_to_the_one_before(damage, caplog):
     """As on a disk."""
-    train(URL, saving(URL, topk=1, save_best=False))
+    train(URL, saving(URL, keep_best=1, save_best=False))
     last = CheckpointFolder(local_copy(URL) / "checkpoints").records[-1]
     name = f"/runs/mine/checkpoints/objects/{last.sha256}"
     memory = MemoryFileSystem()

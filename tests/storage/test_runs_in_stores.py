@@ -85,7 +85,7 @@ def test_a_run_that_continues_on_an_empty_disk_is_equal_to_one_that_was_not_inte
 
 
 @pytest.mark.parametrize(
-    "options", [{"mode": "model", "every_steps": None}, {"topk": 3}, {"save_best": False}], ids=repr
+    "options", [{"content": "model", "every_steps": None}, {"keep_best": 3}, {"save_best": False}], ids=repr
 )
 def test_options_of_checkpoints_mean_the_same_in_a_store(tmp_path, options):
     """Weights only, several best ones, and names."""

@@ -103,7 +103,7 @@ def _acts_otherwise(scheduler: Any) -> bool:
 def _remedy(scheduler: Any) -> str:
     if SchedulerMembers(scheduler).step_update is not None:
         return "make it with t_in_epochs=False, and it is told the number of steps"
-    return "write scheduler_interval='step', or SchedulerCallback(mode='step'), to step it after each of them"
+    return "write scheduler_interval='step', or SchedulerCallback(interval='step'), to step it after each of them"
 
 
 def _lengths(scheduler: Any, start: int = 0, before: str = "") -> Iterator[tuple[str, int]]:
