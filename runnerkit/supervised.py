@@ -31,7 +31,7 @@ class SupervisedRunner(Runner):
 
     Args:
         model: may also be passed to `train`.
-        engine: may also be passed to `train`.
+        engine: an engine or its name, such as "ddp"; may also be passed to `train`.
         input_key: batch keys passed to the model: one as its first argument, a list as the arguments of the same names,
             or {batch key: argument name}.
         output_key: name of the model's output; a list of names for a tuple, {key: new name} for a dict. The outputs of
@@ -54,7 +54,7 @@ class SupervisedRunner(Runner):
     def __init__(
         self,
         model: Model | None = None,
-        engine: IEngine | None = None,
+        engine: IEngine | str | None = None,
         input_key: Keys = "features",
         output_key: Keys = "logits",
         target_key: Keys = "targets",
@@ -188,7 +188,7 @@ class SelfSupervisedRunner(SupervisedRunner):
 
     Args:
         model: may also be passed to `train`.
-        engine: may also be passed to `train`.
+        engine: an engine or its name, such as "ddp"; may also be passed to `train`.
         input_key, target_key: names of sample and target in the batch.
         loss_key: name of the loss among the metrics.
         augemention_prefix, projection_prefix, embedding_prefix: names of views and outputs, to which ``_left`` and
@@ -216,7 +216,7 @@ class SelfSupervisedRunner(SupervisedRunner):
     def __init__(
         self,
         model: Model | None = None,
-        engine: IEngine | None = None,
+        engine: IEngine | str | None = None,
         input_key: str = "features",
         target_key: str = "target",
         loss_key: str = "loss",
