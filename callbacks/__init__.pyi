@@ -33,12 +33,8 @@ from runnerkit.callbacks.metrics.metric import FunctionalBatchMetricCallback as 
 from runnerkit.callbacks.metrics.metric import FunctionalMetricCallback as FunctionalMetricCallback
 from runnerkit.callbacks.metrics.metric import LoaderMetricCallback as LoaderMetricCallback
 from runnerkit.callbacks.metrics.metric_aggregation import MetricAggregationCallback as MetricAggregationCallback
-from runnerkit.callbacks.metrics.precision_recall import (
-    MultilabelPrecisionRecallF1SupportCallback as MultilabelPrecisionRecallF1SupportCallback,
-)
-from runnerkit.callbacks.metrics.precision_recall import (
-    PrecisionRecallF1SupportCallback as PrecisionRecallF1SupportCallback,
-)
+from runnerkit.callbacks.metrics.precision_recall import MultilabelPrecisionRecallF1SupportCallback as MultilabelPrecisionRecallF1SupportCallback
+from runnerkit.callbacks.metrics.precision_recall import PrecisionRecallF1SupportCallback as PrecisionRecallF1SupportCallback
 from runnerkit.callbacks.metrics.r2_squared import R2SquaredCallback as R2SquaredCallback
 from runnerkit.callbacks.metrics.retrieval import HitrateCallback as HitrateCallback
 from runnerkit.callbacks.metrics.retrieval import MAPCallback as MAPCallback
@@ -47,6 +43,7 @@ from runnerkit.callbacks.metrics.retrieval import NDCGCallback as NDCGCallback
 from runnerkit.callbacks.metrics.segmentation import DiceCallback as DiceCallback
 from runnerkit.callbacks.metrics.segmentation import IOUCallback as IOUCallback
 from runnerkit.callbacks.metrics.segmentation import TrevskyCallback as TrevskyCallback
+from runnerkit.callbacks.metrics.segmentation import TverskyCallback as TverskyCallback
 from runnerkit.callbacks.metrics.sklearn_model import SklearnModelCallback as SklearnModelCallback
 from runnerkit.callbacks.monitor.dashboard import RichDashboardCallback as RichDashboardCallback
 from runnerkit.callbacks.monitor.gradient_norm import GradNormCallback as GradNormCallback
@@ -144,5 +141,6 @@ __all__ = [
     "TqdmCallback",
     "TracingCallback",
     "TrevskyCallback",
+    "TverskyCallback",
     "VerifyRanksCallback",
 ]

@@ -84,7 +84,7 @@ class SupervisedRunner(Runner):
     def get_callbacks(self, stage: str) -> dict[str, ICallback]:
         callbacks = super().get_callbacks(stage)
         if self.criterion is not None and not holds(callbacks, ICriterionCallback):
-            callbacks["_criterion"] = CriterionCallback(*self._criterion_keys(), metric_key=self.loss_key)
+            callbacks["_criterion"] = CriterionCallback(*self.criterion_keys(), metric_key=self.loss_key)
         if self.optimizer is not None and not self.steps_itself:
             if not holds(callbacks, IBackwardCallback):
                 callbacks["_backward"] = BackwardCallback(self.loss_key)
@@ -92,8 +92,8 @@ class SupervisedRunner(Runner):
                 callbacks["_optimizer"] = OptimizerCallback(self.loss_key)
         return callbacks | self._scheduler_callbacks(callbacks)
 
-    def _criterion_keys(self) -> tuple[Keys, Keys]:
-        """Return the batch keys of the criterion's arguments."""
+    def criterion_keys(self) -> tuple[Keys, Keys]:
+        """Return the batch keys of the criterion's arguments, which a CriterionCallback without keys reads."""
         outputs = list(self.output_key.values()) if isinstance(self.output_key, dict) else _names(self.output_key)
         # One output is the first argument; several have names, so that the targets need one too.
         if len(outputs) == 1:
@@ -234,7 +234,7 @@ class SelfSupervisedRunner(SupervisedRunner):
         super()._read_keys()
         self._batch_names[1:1] = self.views
 
-    def _criterion_keys(self) -> tuple[Keys, Keys]:
+    def criterion_keys(self) -> tuple[Keys, Keys]:
         return f"{self.loss_mode_prefix}_left", f"{self.loss_mode_prefix}_right"
 
     def _forward(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:

@@ -11,9 +11,7 @@ from runnerkit.metrics.means import LoaderMeans as LoaderMeans
 from runnerkit.metrics.metric import Metric as Metric
 from runnerkit.metrics.metric import SamplesMetric as SamplesMetric
 from runnerkit.metrics.metric import SumsMetric as SumsMetric
-from runnerkit.metrics.precision_recall import (
-    MultilabelPrecisionRecallF1SupportMetric as MultilabelPrecisionRecallF1SupportMetric,
-)
+from runnerkit.metrics.precision_recall import MultilabelPrecisionRecallF1SupportMetric as MultilabelPrecisionRecallF1SupportMetric
 from runnerkit.metrics.precision_recall import PrecisionRecallF1SupportMetric as PrecisionRecallF1SupportMetric
 from runnerkit.metrics.precision_recall import precision_recall_fbeta_support as precision_recall_fbeta_support
 from runnerkit.metrics.reduction import PartialSums as PartialSums
@@ -35,9 +33,11 @@ from runnerkit.metrics.roc import roc_curve as roc_curve
 from runnerkit.metrics.segmentation import DiceMetric as DiceMetric
 from runnerkit.metrics.segmentation import IOUMetric as IOUMetric
 from runnerkit.metrics.segmentation import TrevskyMetric as TrevskyMetric
+from runnerkit.metrics.segmentation import TverskyMetric as TverskyMetric
 from runnerkit.metrics.segmentation import dice as dice
 from runnerkit.metrics.segmentation import iou as iou
 from runnerkit.metrics.segmentation import trevsky as trevsky
+from runnerkit.metrics.segmentation import tversky as tversky
 
 __all__ = [
     "AUCMetric",
@@ -62,6 +62,7 @@ __all__ = [
     "Share",
     "SumsMetric",
     "TrevskyMetric",
+    "TverskyMetric",
     "accuracy",
     "auc",
     "average_precision",
@@ -77,4 +78,5 @@ __all__ = [
     "roc_curve",
     "topk_hits",
     "trevsky",
+    "tversky",
 ]
