@@ -33,8 +33,12 @@ from runnerkit.callbacks.metrics.metric import FunctionalBatchMetricCallback as 
 from runnerkit.callbacks.metrics.metric import FunctionalMetricCallback as FunctionalMetricCallback
 from runnerkit.callbacks.metrics.metric import LoaderMetricCallback as LoaderMetricCallback
 from runnerkit.callbacks.metrics.metric_aggregation import MetricAggregationCallback as MetricAggregationCallback
-from runnerkit.callbacks.metrics.precision_recall import MultilabelPrecisionRecallF1SupportCallback as MultilabelPrecisionRecallF1SupportCallback
-from runnerkit.callbacks.metrics.precision_recall import PrecisionRecallF1SupportCallback as PrecisionRecallF1SupportCallback
+from runnerkit.callbacks.metrics.precision_recall import (
+    MultilabelPrecisionRecallF1SupportCallback as MultilabelPrecisionRecallF1SupportCallback,
+)
+from runnerkit.callbacks.metrics.precision_recall import (
+    PrecisionRecallF1SupportCallback as PrecisionRecallF1SupportCallback,
+)
 from runnerkit.callbacks.metrics.r2_squared import R2SquaredCallback as R2SquaredCallback
 from runnerkit.callbacks.metrics.retrieval import HitrateCallback as HitrateCallback
 from runnerkit.callbacks.metrics.retrieval import MAPCallback as MAPCallback

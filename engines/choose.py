@@ -17,6 +17,7 @@ from runnerkit.support.arguments import check_flags
 
 __all__ = ["get_available_engine"]
 
+
 def check_engine_flags(**flags: Any) -> None:
     """Raise unless the flags that choose an engine are True or False; another value looks like an option of it.
 

@@ -173,8 +173,8 @@ class Runner(IRunner):
             load_best_on_end: load the best weights at the end.
             cpu: run on the CPU.
             fp16, amp: mixed precision: `fp16` in float16, `amp` in a dtype chosen by device, bf16 if it computes in it.
-            precision: "bf16", "fp16", "fp32", "fp8" (in linear layers) or "amp" instead of a flag; also with an engine's
-                name, while an engine takes its own.
+            precision: "bf16", "fp16", "fp32", "fp8" (in linear layers) or "amp", instead of a flag; also beside the name
+                of an engine, while an engine takes its own.
             apex: mixed precision with NVIDIA Apex.
             ddp: one process per GPU, or 2 processes without GPUs; under torchrun, the processes it started.
         Raises:
@@ -271,9 +271,10 @@ class Runner(IRunner):
 
     @explain_calls()
     def predict_to(
-        self, path: str | Path, *, loader: Iterable[Any], model: Model | None = None, engine: IEngine | str | None = None,
-        seed: int = 42, resume: str | Path | None = None, precision: PrecisionName | None = None, cpu: bool = False,
-        fp16: bool = False, amp: bool = False, apex: bool = False, ddp: bool = False, **kwargs: Any,
+        self, path: str | Path, *, loader: Iterable[Any], model: Model | None = None,
+        engine: IEngine | str | None = None, seed: int = 42, resume: str | Path | None = None,
+        precision: PrecisionName | None = None, cpu: bool = False, fp16: bool = False, amp: bool = False,
+        apex: bool = False, ddp: bool = False, **kwargs: Any,
     ) -> Path:  # fmt: skip
         """Write the results of `predict_batch` to a file, one row per sample, in the loader's order; return its path.
 

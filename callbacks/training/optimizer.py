@@ -51,8 +51,8 @@ class OptimizerCallback(IOptimizerCallback):
         grad_clip_norm: the former name of `gradient_clip`.
         grad_clip_value: largest magnitude of each of its gradients.
         gradient_clip: largest norm of all its gradients together; pass one of this, `grad_clip_value` and
-            `grad_clip_fn`. Without any, ``runner.gradient_clip`` is the norm of the gradients of all such optimizers that
-            step on the batch.
+            `grad_clip_fn`. Without any, ``runner.gradient_clip`` is the norm of the gradients of all such optimizers
+            that step on the batch.
         log_momentum: also log the momentum, or the first beta, of the optimizer.
 
     >>> OptimizerCallback("loss", accumulation_steps=4).accumulation_steps

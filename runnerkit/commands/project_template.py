@@ -96,7 +96,7 @@ def train(logdir: str | Path, *, num_epochs: int = 5, lr: float = 0.01, width: i
             "train": make_loader(2000, seed=0, batch_size=32, shuffle=True),
             "valid": make_loader(500, seed=1, batch_size=100),
         },
-        callbacks=[dl.AccuracyCallback("logits", "targets")],
+        callbacks=[dl.AccuracyCallback()],
         hparams={"lr": lr, "width": width},
         num_epochs=num_epochs,
         logdir=logdir,

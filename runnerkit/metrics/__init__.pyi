@@ -11,7 +11,9 @@ from runnerkit.metrics.means import LoaderMeans as LoaderMeans
 from runnerkit.metrics.metric import Metric as Metric
 from runnerkit.metrics.metric import SamplesMetric as SamplesMetric
 from runnerkit.metrics.metric import SumsMetric as SumsMetric
-from runnerkit.metrics.precision_recall import MultilabelPrecisionRecallF1SupportMetric as MultilabelPrecisionRecallF1SupportMetric
+from runnerkit.metrics.precision_recall import (
+    MultilabelPrecisionRecallF1SupportMetric as MultilabelPrecisionRecallF1SupportMetric,
+)
 from runnerkit.metrics.precision_recall import PrecisionRecallF1SupportMetric as PrecisionRecallF1SupportMetric
 from runnerkit.metrics.precision_recall import precision_recall_fbeta_support as precision_recall_fbeta_support
 from runnerkit.metrics.reduction import PartialSums as PartialSums

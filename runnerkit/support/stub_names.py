@@ -27,7 +27,8 @@ def names_of_stub(module: str) -> tuple[Callable[[str], Any], Callable[[], list[
     """
     module_of = dict(imports_of_stub(module))
     listed = _listed_in_stub(module)
-    public = listed or sorted(name for name, source in module_of.items() if source != f"{module}.{name}")  # no submodules
+    own = {name for name, source in module_of.items() if source != f"{module}.{name}"}  # not submodules
+    public = listed or sorted(own)
 
     def get(name: str) -> Any:
         if name not in module_of:
