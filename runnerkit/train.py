@@ -173,8 +173,8 @@ class Runner(IRunner):
             load_best_on_end: load the best weights at the end.
             cpu: run on the CPU.
             fp16, amp: mixed precision: `fp16` in float16, `amp` in a dtype chosen by device, bf16 if it computes in it.
-            precision: "bf16", "fp16", "fp32", "fp8" (in linear layers) or "amp", instead of a flag; also beside the name
-                of an engine, while an engine takes its own.
+            precision: "bf16", "fp16", "fp32", "fp8" (in linear layers) or "amp", instead of a flag; also beside an
+                engine's name, while an engine takes its own.
             apex: mixed precision with NVIDIA Apex.
             ddp: one process per GPU, or 2 processes without GPUs; under torchrun, the processes it started.
         Raises:

@@ -264,7 +264,7 @@ def test_neither_logs_nor_checkpoints_nor_a_bar_read_more(tmp_path, monkeypatch)
 
 
 def test_that_list_is_complete():
-    """The tests above cover every metric callback but a former name, and SklearnModelCallback, which predicts on the CPU."""
+    """The tests above cover all metric callbacks but a former name and SklearnModelCallback, which uses the CPU."""
     here = {type(each) for each in metric_callbacks().values()}
     names = (getattr(callbacks, name) for name in callbacks.__all__)
     exported = {each for each in names if isinstance(each, type) and issubclass(each, dl.IMetricCallback)}
