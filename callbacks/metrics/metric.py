@@ -199,10 +199,10 @@ class FunctionalMetricCallback(FunctionalBatchMetricCallback):
         prefix: str | None = None,
         suffix: str | None = None,
     ) -> None:
-        keys: dict[str, Keys | None] = {"input_key": input_key, "target_key": target_key}
         super().__init__(
-            metric_fn, **keys, metric_key=metric_key, log_on_batch=log_on_batch, prefix=prefix, suffix=suffix
-        )
+            metric_fn, input_key=input_key, target_key=target_key, metric_key=metric_key, log_on_batch=log_on_batch,
+            prefix=prefix, suffix=suffix,
+        )  # fmt: skip
 
 
 def _snake_case(name: str) -> str:

@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
         criterion=nn.CrossEntropyLoss(),
         callbacks=[
             dl.BatchTransformCallback(augmentation(), input_key="features"),
-            dl.AccuracyCallback(input_key="logits", target_key="targets"),
+            dl.AccuracyCallback(),
         ],
         num_epochs=options.epochs,
         lr_scale="linear",

@@ -57,7 +57,7 @@ loaders:
   train: {_target_: task.make_loader, num_samples: 2000, seed: 0, batch_size: 32, shuffle: true}
   valid: {_target_: task.make_loader, num_samples: 500, seed: 1, batch_size: 100}
 callbacks:
-  accuracy: {_target_: runnerkit.dl.AccuracyCallback, input_key: logits, target_key: targets}
+  accuracy: {_target_: runnerkit.dl.AccuracyCallback}
 
 num_epochs: 5
 valid_loader: valid
