@@ -274,7 +274,7 @@ def test_tversky_is_its_formula(alpha, beta):
     )
 
     on, right = masks.double() > 0.5, targets > 0
-    hits, alarms, misses = ((each.sum(dim=(0, 2, 3))) for each in (on & right, on & ~right, ~on & right))
+    hits, alarms, misses = (each.double().sum(dim=(0, 2, 3)) for each in (on & right, on & ~right, ~on & right))
     weight = 1 - alpha if beta is None else beta
     assert found["tversky"] == pytest.approx((hits / (hits + weight * alarms + alpha * misses)).mean().item(), rel=1e-9)
     if alpha == 0.5 and beta is None:

@@ -125,7 +125,7 @@ def test_predict_to_takes_names(tmp_path):
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: train(engine="dpp"), ValueError, ["unknown engine 'dpp'", "did you mean 'ddp'?"]),
+        (lambda: train(engine="ddpp"), ValueError, ["unknown engine 'ddpp'", "did you mean 'ddp'?"]),
         (lambda: train(engine=""), ValueError, ["unknown engine ''"]),
         (lambda: dl.SupervisedRunner(engine="CPUEngin"), ValueError, ["did you mean 'CPUEngine'?"]),
         (lambda: train(engine=3), TypeError, ["engine=3", "'ddp'"]),
@@ -138,7 +138,7 @@ def test_predict_to_takes_names(tmp_path):
         (lambda: train(engine="cpu", amp=True, precision="bf16"), ValueError, ["amp=True", "precision='bf16'"]),
         (lambda: train(engine=dl.CPUEngine(), precision="bf16"), ValueError, ["contradict"]),
         (lambda: dl.SupervisedRunner(mlp()).evaluate_loader([], engine="cpu", cpu=True), ValueError, ["contradict"]),
-        (lambda: dl.SupervisedRunner(mlp()).predict_loader([], engine="cqu"), ValueError, ["did you mean 'cpu'?"]),
+        (lambda: dl.SupervisedRunner(mlp()).predict_loader([], engine="cpuu"), ValueError, ["did you mean 'cpu'?"]),
     ],
 )
 def test_a_wrong_name_says_what_to_write(call, error, words):
@@ -182,7 +182,7 @@ def test_a_config_has_the_same_names(tmp_path):
     assert arguments["gradient_clip"] == MAX_NORM
     assert arguments["engine"].precision.dtype == torch.bfloat16
     assert arguments["callbacks"][0].grad_clip_params == {"max_norm": 0.5}
-    assert "accuracy" in runner.train(**arguments, loggers={"console": None}).epoch_metrics["train"]
+    assert "accuracy" in runner.train(**arguments | {"loggers": {"console": None}}).epoch_metrics["train"]
 
 
 # Clipping.

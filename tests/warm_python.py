@@ -200,7 +200,7 @@ def main() -> NoReturn:
     for name in PRELOADED:
         importlib.import_module(name)
     for facade in ("callbacks", "engines", "dl"):
-        package = sys.modules[f"runnerkit.{facade}"]
+        package = importlib.import_module(f"runnerkit.{facade}")
         for name in package.__all__:  # loads its module
             getattr(package, name)
     gc.collect()
