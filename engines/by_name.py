@@ -129,9 +129,7 @@ def choose_engine(
     flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
     check_engine_flags(**flags)
     raised = [f"{name}=True" for name, flag in flags.items() if flag]
-    if isinstance(engine, str) and not raised:
-        return engine_by_name(engine, precision=precision)
-    if precision is not None:
+    if precision is not None and (raised or not isinstance(engine, str)):
         raised.append(f"precision={precision!r}")
     if engine is None:
         return get_available_engine(**flags, precision=precision) if raised else None
@@ -140,7 +138,7 @@ def choose_engine(
         if isinstance(engine, str):
             shown, instead = repr(engine), f"give either, such as engine={engine!r}, precision='bf16'"
         raise ValueError(f"engine={shown} and {', '.join(raised)} contradict each other; {instead}")
-    return engine
+    return engine_by_name(engine, precision=precision) if isinstance(engine, str) else engine
 
 
 def commanded_engine() -> IEngine | None:
