@@ -47,6 +47,7 @@ from runnerkit.callbacks.metrics.retrieval import NDCGCallback as NDCGCallback
 from runnerkit.callbacks.metrics.segmentation import DiceCallback as DiceCallback
 from runnerkit.callbacks.metrics.segmentation import IOUCallback as IOUCallback
 from runnerkit.callbacks.metrics.segmentation import TrevskyCallback as TrevskyCallback
+from runnerkit.callbacks.metrics.segmentation import TverskyCallback as TverskyCallback
 from runnerkit.callbacks.metrics.sklearn_model import SklearnModelCallback as SklearnModelCallback
 from runnerkit.callbacks.monitor.dashboard import RichDashboardCallback as RichDashboardCallback
 from runnerkit.callbacks.monitor.gradient_norm import GradNormCallback as GradNormCallback
@@ -144,5 +145,6 @@ __all__ = [
     "TqdmCallback",
     "TracingCallback",
     "TrevskyCallback",
+    "TverskyCallback",
     "VerifyRanksCallback",
 ]

@@ -11,7 +11,7 @@ from runnerkit.engines.apex import APEXEngine as APEXEngine
 from runnerkit.engines.apex import DataParallelAPEXEngine as DataParallelAPEXEngine
 from runnerkit.engines.apex import DistributedDataParallelAPEXEngine as DistributedDataParallelAPEXEngine
 from runnerkit.engines.apex import HorovodAPEXEngine as HorovodAPEXEngine
-from runnerkit.engines.choose import choose_engine as choose_engine
+from runnerkit.engines.by_name import choose_engine as choose_engine
 from runnerkit.engines.choose import get_available_engine as get_available_engine
 from runnerkit.engines.data_parallel import DataParallelEngine as DataParallelEngine
 from runnerkit.engines.ddp import DistributedDataParallelEngine as DistributedDataParallelEngine

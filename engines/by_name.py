@@ -1,4 +1,4 @@
-"""Engines by name, for command lines and configs."""
+"""Engines by name, for scripts, command lines and configs, and the choice between an engine and flags."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from runnerkit.engines.apex import (
     DistributedDataParallelAPEXEngine,
     HorovodAPEXEngine,
 )
-from runnerkit.engines.choose import PRECISION_NAMES, get_available_engine, precision_by_name, suggested_precision
+from runnerkit.engines.choose import check_engine_flags, get_available_engine
 from runnerkit.engines.data_parallel import DataParallelEngine
 from runnerkit.engines.ddp import DistributedDataParallelEngine
 from runnerkit.engines.device import CPUEngine, DeviceEngine, GPUEngine
 from runnerkit.engines.fsdp import FullyShardedDataParallelEngine
 from runnerkit.engines.horovod import HorovodEngine
 from runnerkit.errors import did_you_mean
+from runnerkit.precision_names import precision_by_name
 from runnerkit.support.accelerator import default_device
+
+__all__ = ["choose_engine"]
 
 VARIABLE = "RUNNERKIT_ENGINE"  # arguments of :func:`engine_by_name` as JSON, for a script that another process starts
 
@@ -81,16 +84,61 @@ def engine_by_name(name: str | None, *, num_processes: int | None = None, precis
             raise ValueError(f"the number of processes must be >= 1, got {num_processes}")
         options["num_processes"] = num_processes
     if precision is not None:
-        if precision not in PRECISION_NAMES:
-            found = f"unknown precision {precision!r}; expected one of {', '.join(PRECISION_NAMES)}"
-            raise ValueError(found + suggested_precision(precision))
+        options["precision"] = precision_by_name(precision)
         if "AMP" in engine.__name__ or "APEX" in engine.__name__:
             raise ValueError(
                 f"engine {name!r} has a fixed precision, got precision={precision!r}; use 'ddp' or another engine "
                 "without one"
             )
-        options["precision"] = precision_by_name(precision)
     return engine(**options)
+
+
+def named_engine(engine: IEngine | str) -> IEngine:
+    """Return an engine that is given itself or by its name."""
+    return engine_by_name(engine) if isinstance(engine, str) else engine
+
+
+def choose_engine(
+    engine: IEngine | str | None = None,
+    *,
+    cpu: bool = False,
+    fp16: bool = False,
+    amp: bool = False,
+    apex: bool = False,
+    ddp: bool = False,
+    precision: str | None = None,
+) -> IEngine | None:
+    """Return `engine`, or the engine that the flags ask for, or None without either.
+
+    Args:
+        engine: the user's engine, or its name, if any; only with a name `precision` may be given too.
+        cpu, fp16, amp, apex, ddp, precision: as in :func:`get_available_engine`.
+
+    Raises:
+        TypeError: `engine` is not an engine or a name.
+        ValueError: both `engine` and flags are given, or a name is unknown.
+
+    >>> choose_engine("cpu", precision="bf16").precision.dtype
+    torch.bfloat16
+    """
+    if engine is not None and not isinstance(engine, IEngine | str):
+        raise TypeError(
+            f"engine={engine!r} is not an engine; pass a name, such as 'ddp', an engine, such as "
+            "dl.DistributedDataParallelEngine(), or a flag, such as ddp=True"
+        )
+    flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
+    check_engine_flags(**flags)
+    raised = [f"{name}=True" for name, flag in flags.items() if flag]
+    if precision is not None and (raised or not isinstance(engine, str)):
+        raised.append(f"precision={precision!r}")
+    if engine is None:
+        return get_available_engine(**flags, precision=precision) if raised else None
+    if raised:
+        shown, instead = type(engine).__name__, "give either engine or flags"
+        if isinstance(engine, str):
+            shown, instead = repr(engine), f"give either, such as engine={engine!r}, precision='bf16'"
+        raise ValueError(f"engine={shown} and {', '.join(raised)} contradict each other; {instead}")
+    return engine_by_name(engine, precision=precision) if isinstance(engine, str) else engine
 
 
 def commanded_engine() -> IEngine | None:

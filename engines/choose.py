@@ -11,41 +11,11 @@ from runnerkit.engines.apex import APEXEngine, DataParallelAPEXEngine, Distribut
 from runnerkit.engines.data_parallel import DataParallelEngine
 from runnerkit.engines.ddp import DistributedDataParallelEngine
 from runnerkit.engines.device import CPUEngine, GPUEngine
-from runnerkit.errors import did_you_mean
-from runnerkit.precision import PRECISIONS, Precision
+from runnerkit.precision_names import PRECISION_NAMES, precision_by_name, precision_called, suggested_precision
 from runnerkit.support.accelerator import default_device
 from runnerkit.support.arguments import check_flags
 
-__all__ = ["choose_engine", "get_available_engine"]
-
-PRECISION_NAMES = (*PRECISIONS, "fp8")
-
-
-def precision_by_name(name: str) -> Precision:
-    """Return the precision of a name in `PRECISION_NAMES`."""
-    if name == "fp8":
-        from runnerkit.engines.adapters.float8 import Float8  # late, as few runs need it
-
-        return Float8()
-    return PRECISIONS[name]()
-
-
-def suggested_precision(given: object) -> str:
-    """Return the end of a message about an unknown precision, with the one that other libraries call so, if any.
-
-    >>> suggested_precision("bf16-mixed"), suggested_precision(torch.float16), suggested_precision("double")
-    ("; did you mean 'bf16'?", "; did you mean 'fp16'?", '')
-    """
-    same = _precision_called(given)
-    return did_you_mean(given, PRECISION_NAMES) if same is None else f"; did you mean {same!r}?"
-
-
-def _precision_called(given: object) -> str | None:
-    """Return our name of a precision that other libraries call so; None if there is none."""
-    name = str(given).lower().removeprefix("torch.").removesuffix("-mixed").removesuffix("-true")
-    name = name.replace("bfloat", "bf").replace("float", "fp")
-    same = {"half": "fp16", "16": "fp16", "32": "fp32", "8": "fp8"}.get(name, name)
-    return same if same in PRECISION_NAMES else None
+__all__ = ["get_available_engine"]
 
 
 def check_engine_flags(**flags: Any) -> None:
@@ -58,7 +28,7 @@ def check_engine_flags(**flags: Any) -> None:
         if isinstance(value, int) and value > 1 and name == "ddp":
             instead = f"engine=dl.DistributedDataParallelEngine({value}) starts {value} processes"
             raise TypeError(f"ddp must be True or False, got {value}; {instead}")
-        if name in ("fp16", "amp") and (meant := _precision_called(value)) is not None:
+        if name in ("fp16", "amp") and (meant := precision_called(value)) is not None:
             raise TypeError(f"{name} must be True or False, got {value!r}; pass precision={meant!r} instead")
         check_flags("engine", **{name: value})
 
@@ -104,42 +74,3 @@ def get_available_engine(
     if torch.cuda.device_count() > 1:
         return DataParallelEngine(precision=chosen)
     return GPUEngine(precision=chosen)
-
-
-def choose_engine(
-    engine: IEngine | None = None,
-    *,
-    cpu: bool = False,
-    fp16: bool = False,
-    amp: bool = False,
-    apex: bool = False,
-    ddp: bool = False,
-    precision: str | None = None,
-) -> IEngine | None:
-    """Return `engine`, or the engine that the flags ask for, or None without either.
-
-    Args:
-        engine: the user's engine, if any.
-        cpu, fp16, amp, apex, ddp, precision: as in :func:`get_available_engine`.
-
-    Raises:
-        TypeError: `engine` is not an engine.
-        ValueError: both `engine` and flags are given.
-    """
-    if engine is not None and not isinstance(engine, IEngine):
-        raise TypeError(
-            f"engine={engine!r} is not an engine; pass one, such as dl.DistributedDataParallelEngine(), or a flag, "
-            "such as ddp=True"
-        )
-    flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
-    check_engine_flags(**flags)
-    raised = [f"{name}=True" for name, flag in flags.items() if flag]
-    if precision is not None:
-        raised.append(f"precision={precision!r}")
-    if engine is None:
-        return get_available_engine(**flags, precision=precision) if raised else None
-    if raised:
-        raise ValueError(
-            f"engine={type(engine).__name__} and {', '.join(raised)} contradict each other; give either engine or flags"
-        )
-    return engine

@@ -11,16 +11,16 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from runnerkit import dl
+from runnerkit import dl, engines
 from runnerkit.contrib import Digits, ImageToTensor
 
-ENGINES = {name: getattr(dl, name) for name in dir(dl) if name.endswith("Engine") and name != "IEngine"}
+ENGINES = [name for name in dir(engines) if name.endswith("Engine") and name != "IEngine"]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=sorted(ENGINES), default="DistributedDataParallelEngine")
+    parser.add_argument("--engine", choices=ENGINES, default="DistributedDataParallelEngine")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=64, help="samples per batch and process")
     parser.add_argument("--lr-scale", choices=("linear", "sqrt"), help="scale the learning rate for N processes")
@@ -42,12 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         criterion=nn.CrossEntropyLoss(),
         optimizer=torch.optim.AdamW(model.parameters(), lr=0.003),
         loaders={key: DataLoader(data, options.batch_size, shuffle=key == "train") for key, data in digits.items()},
-        callbacks=[dl.AccuracyCallback("logits", "targets")],
+        callbacks=[dl.AccuracyCallback()],
         num_epochs=options.epochs,
         logdir=options.logdir,
         resume="auto",
         lr_scale=options.lr_scale,
-        engine=ENGINES[options.engine](),
+        engine=options.engine,
     )
     if runner.engine.is_main_process:
         accuracy = runner.epoch_metrics["valid"]["accuracy"]

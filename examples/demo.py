@@ -59,7 +59,7 @@ def train(options: argparse.Namespace) -> dl.SupervisedRunner:
     # DDP uses one process per GPU, 2 without GPUs, or those that the launcher has started.
     where: dict[str, Any] = {"ddp": True, "amp": True}
     if options.processes is not None:
-        where = {"engine": dl.DistributedDataParallelAMPEngine(options.processes)}
+        where = {"engine": dl.DistributedDataParallelEngine(options.processes, precision="amp")}
 
     torch.manual_seed(SEED)
     return dl.SupervisedRunner().train(
@@ -72,7 +72,7 @@ def train(options: argparse.Namespace) -> dl.SupervisedRunner:
             "train": DataLoader(data["train"], batch_size=options.batch_size, shuffle=True),
             "valid": DataLoader(data["valid"], batch_size=4 * options.batch_size),
         },
-        callbacks=[dl.AccuracyCallback(input_key="logits", target_key="targets", topk=(1, 3, 5))],
+        callbacks=[dl.AccuracyCallback(topk=(1, 3, 5))],
         num_epochs=options.epochs,
         logdir=options.logdir,
         monitor="valid/accuracy",

@@ -64,7 +64,7 @@ def train(engine: dl.IEngine, callbacks: Sequence[dl.ICallback] = ()) -> dl.Supe
         loaders={
             key: loader(train=key == "train", batch_size=64 // engine.num_processes) for key in ("train", "valid")
         },
-        callbacks=[dl.AccuracyCallback("logits", "targets"), *callbacks],
+        callbacks=[dl.AccuracyCallback(), *callbacks],
         num_epochs=3,
         engine=engine,
         loggers={"console": None},

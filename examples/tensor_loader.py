@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
             key: digits_loader(train=key == "train", batch_size=options.batch_size, device=options.device)
             for key in ("train", "valid")
         },
-        callbacks=[augment, dl.AccuracyCallback(input_key="logits", target_key="targets")],
+        callbacks=[augment, dl.AccuracyCallback()],
         num_epochs=options.epochs,
         logdir=options.logdir,
         cpu=options.cpu,

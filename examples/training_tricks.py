@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import DataLoader
 
-from runnerkit import dl, utils
+from runnerkit import dl, engines, utils
 from runnerkit.contrib import Compose, Digits, ImageToTensor, Lookahead
 
-ENGINES = {name: getattr(dl, name) for name in dir(dl) if name.endswith("Engine") and name != "IEngine"}
+ENGINES = [name for name in dir(engines) if name.endswith("Engine") and name != "IEngine"]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=sorted(ENGINES), default="DistributedDataParallelAMPEngine")
+    parser.add_argument("--engine", choices=ENGINES, default="DistributedDataParallelAMPEngine")
     parser.add_argument("--epochs", type=int, default=30, help="maximum number of epochs")
     parser.add_argument("--batch-size", type=int, default=32, help="samples per batch and process")
     parser.add_argument("--lr", type=float, default=0.01, help="after the warm-up")
@@ -80,7 +80,7 @@ def train(options: argparse.Namespace, callbacks: Iterable[dl.ICallback] = ()) -
         scheduler=make_scheduler(optimizer, options),
         loaders={key: DataLoader(data, options.batch_size, shuffle=key == "train") for key, data in digits.items()},
         callbacks=[
-            dl.AccuracyCallback("logits", "targets"),
+            dl.AccuracyCallback(),
             dl.EarlyStoppingCallback(options.patience, monitor="valid/loss", mode="min"),
             *callbacks,
         ],
@@ -89,7 +89,7 @@ def train(options: argparse.Namespace, callbacks: Iterable[dl.ICallback] = ()) -
         num_epochs=options.epochs,
         logdir=options.logdir,
         resume="auto",
-        engine=ENGINES[options.engine](),
+        engine=options.engine,
     )
 
 

@@ -19,7 +19,8 @@ from runnerkit.metrics.reduction import Processes
 from runnerkit.models.parameters import check_shapes
 from runnerkit.models.regions import Regions, check_classes
 from runnerkit.models.restored import restored
-from runnerkit.precision import FP32, Precision
+from runnerkit.precision import Precision
+from runnerkit.precision_names import PrecisionName, as_precision
 from runnerkit.sampling.feed import for_device
 from runnerkit.sampling.sharding import shard_loader
 from runnerkit.support.arguments import RENAMED, refuse_renamed
@@ -34,7 +35,7 @@ __all__ = ["IEngine"]
 class EngineOptions(TypedDict, total=False):
     """Arguments that every engine accepts; see :class:`IEngine`."""
 
-    precision: Precision | None
+    precision: Precision | PrecisionName | None
     compile: bool | dict[str, Any]
     checkpoint_modules: Sequence[type[nn.Module]] | None
     checkpoint_kept_ops: Sequence[Any] | None
@@ -48,7 +49,7 @@ class IEngine(JobProcess, ABC):
     """The base class of engines. The constructor validates; :meth:`setup` opens devices and process groups.
 
     Args:
-        precision: numeric precision of the forward pass and the step; None is fp32.
+        precision: numeric precision of the forward pass and the step, or its name, such as "bf16"; None is fp32.
         compile: compile models with ``torch.compile``; a dict is passed as its arguments, such as
             ``{"mode": "max-autotune"}``. With classes as ``{"modules": [Block]}``, each module of these is compiled
             instead of the model, all of a class at once.
@@ -85,7 +86,7 @@ class IEngine(JobProcess, ABC):
                 f"{type(self).__name__} got {', '.join(sorted(unknown))}; in addition to its own arguments it accepts "
                 f"{', '.join(EngineOptions.__annotations__)}"
             )
-        self.precision = options.get("precision") or FP32()
+        self.precision = as_precision(options.get("precision"), owner=self)
         compile = options.get("compile", False)
         self.compile_arguments = dict(compile) if isinstance(compile, dict) else {} if compile else None
         self.regions = self._regions(options)

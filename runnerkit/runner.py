@@ -89,7 +89,11 @@ class IRunner(IListener):
         super().__init_subclass__(**kwargs)
         check_names(cls, IRunner)
 
-    def __init__(self, model: Model | None = None, engine: IEngine | None = None) -> None:
+    def __init__(self, model: Model | None = None, engine: IEngine | str | None = None) -> None:
+        if isinstance(engine, str):
+            from runnerkit.engines.by_name import engine_by_name  # an exception to the layers, as below
+
+            engine = engine_by_name(engine)
         self._given_engine = engine
         self._seed = 42
         self._hparams: dict[str, Any] = {}
@@ -190,8 +194,9 @@ class IRunner(IListener):
         """Return the number of epochs of a stage, or a Budget of epochs, optimizer steps and samples."""
         return Budget(num_epochs=self.num_epochs)
 
-    def get_engine(self) -> IEngine:
-        """Return the engine to run on: the one passed in, else DataParallel on several GPUs, the GPU, or the CPU."""
+    def get_engine(self) -> IEngine | str:
+        """Return the engine to run on, or its name: the one passed in, else DataParallel on several GPUs, the GPU, or
+        the CPU."""
         from runnerkit.engines.choose import get_available_engine  # an exception to the layers: a default
 
         return self._given_engine or get_available_engine()
@@ -238,7 +243,8 @@ class IRunner(IListener):
         loss: Tensor,
         *,
         optimizer: str | Optimizer | Sequence[str | Optimizer] | None = None,
-        clip: float | Callable[[list[Tensor]], Any] | None = None,
+        gradient_clip: float | None = None,
+        clip: Callable[[list[Tensor]], Any] | float | None = None,
     ) -> None:
         """Make an optimizer step on `loss`, in `handle_batch`: reset gradients, backpropagate, clip, step, count.
 
@@ -250,10 +256,10 @@ class IRunner(IListener):
             loss: a () tensor.
             optimizer: the one that steps, or its key; may be left out if the runner has one. A list of several: each
                 steps on the gradients of one backward pass, which are clipped together.
-            clip: largest norm of the gradients, or a function of the list of parameters that is called before the step;
-                None is `gradient_clip`.
+            gradient_clip: largest norm of the gradients; by default the runner's `gradient_clip`.
+            clip: a function of the list of parameters, called before the step instead; a number is deprecated.
         """
-        self.loader_pass.own_steps.learn(self, loss, optimizer=optimizer, clip=clip)
+        self.loader_pass.own_steps.learn(self, loss, optimizer=optimizer, gradient_clip=gradient_clip, clip=clip)
 
     def load(
         self,
@@ -334,11 +340,12 @@ class IRunner(IListener):
 
         Under a launcher such as torchrun, every process must call. The loop is :class:`runnerkit.loop.run.Run`.
         """
-        from runnerkit.engines.by_name import commanded_engine  # `runnerkit run SCRIPT.py --engine ...`
+        from runnerkit.engines.by_name import commanded_engine, named_engine  # `runnerkit run SCRIPT.py --engine ...`
 
         self._reset()
         run = self.current_run
-        self.engine = (None if run.given_hooks else commanded_engine()) or run.hooks_of(self).get_engine()
+        commanded = None if run.given_hooks else commanded_engine()
+        self.engine = commanded or named_engine(run.hooks_of(self).get_engine())
         run.launch(self)
         return self
 

@@ -31,7 +31,7 @@ class SupervisedRunner(Runner):
 
     Args:
         model: may also be passed to `train`.
-        engine: may also be passed to `train`.
+        engine: an engine or its name, such as "ddp"; may also be passed to `train`.
         input_key: batch keys passed to the model: one as its first argument, a list as the arguments of the same names,
             or {batch key: argument name}.
         output_key: name of the model's output; a list of names for a tuple, {key: new name} for a dict. The outputs of
@@ -54,7 +54,7 @@ class SupervisedRunner(Runner):
     def __init__(
         self,
         model: Model | None = None,
-        engine: IEngine | None = None,
+        engine: IEngine | str | None = None,
         input_key: Keys = "features",
         output_key: Keys = "logits",
         target_key: Keys = "targets",
@@ -84,7 +84,7 @@ class SupervisedRunner(Runner):
     def get_callbacks(self, stage: str) -> dict[str, ICallback]:
         callbacks = super().get_callbacks(stage)
         if self.criterion is not None and not holds(callbacks, ICriterionCallback):
-            callbacks["_criterion"] = CriterionCallback(*self._criterion_keys(), metric_key=self.loss_key)
+            callbacks["_criterion"] = CriterionCallback(*self.criterion_keys(), metric_key=self.loss_key)
         if self.optimizer is not None and not self.steps_itself:
             if not holds(callbacks, IBackwardCallback):
                 callbacks["_backward"] = BackwardCallback(self.loss_key)
@@ -92,8 +92,8 @@ class SupervisedRunner(Runner):
                 callbacks["_optimizer"] = OptimizerCallback(self.loss_key)
         return callbacks | self._scheduler_callbacks(callbacks)
 
-    def _criterion_keys(self) -> tuple[Keys, Keys]:
-        """Return the batch keys of the criterion's arguments."""
+    def criterion_keys(self) -> tuple[Keys, Keys]:
+        """Return the batch keys of the criterion's arguments, which a CriterionCallback without keys reads."""
         outputs = list(self.output_key.values()) if isinstance(self.output_key, dict) else _names(self.output_key)
         # One output is the first argument; several have names, so that the targets need one too.
         if len(outputs) == 1:
@@ -188,7 +188,7 @@ class SelfSupervisedRunner(SupervisedRunner):
 
     Args:
         model: may also be passed to `train`.
-        engine: may also be passed to `train`.
+        engine: an engine or its name, such as "ddp"; may also be passed to `train`.
         input_key, target_key: names of sample and target in the batch.
         loss_key: name of the loss among the metrics.
         augemention_prefix, projection_prefix, embedding_prefix: names of views and outputs, to which ``_left`` and
@@ -216,7 +216,7 @@ class SelfSupervisedRunner(SupervisedRunner):
     def __init__(
         self,
         model: Model | None = None,
-        engine: IEngine | None = None,
+        engine: IEngine | str | None = None,
         input_key: str = "features",
         target_key: str = "target",
         loss_key: str = "loss",
@@ -234,7 +234,7 @@ class SelfSupervisedRunner(SupervisedRunner):
         super()._read_keys()
         self._batch_names[1:1] = self.views
 
-    def _criterion_keys(self) -> tuple[Keys, Keys]:
+    def criterion_keys(self) -> tuple[Keys, Keys]:
         return f"{self.loss_mode_prefix}_left", f"{self.loss_mode_prefix}_right"
 
     def _forward(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:

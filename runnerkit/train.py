@@ -12,6 +12,7 @@ from runnerkit import callbacks as parts  # each is imported when it is first us
 from runnerkit.callback import ICallback, IOptimizerCallback
 from runnerkit.engine import IEngine
 from runnerkit.engines import choose_engine, get_available_engine
+from runnerkit.engines.by_name import named_engine
 from runnerkit.logger import ILogger
 from runnerkit.loop import checks
 from runnerkit.loop.attributes import ProcessState
@@ -21,6 +22,7 @@ from runnerkit.monitor import Mode
 from runnerkit.passes.engine_in_use import borrow_engine
 from runnerkit.passes.evaluation import EvaluationHooks
 from runnerkit.passes.prediction import Prediction, as_frame
+from runnerkit.precision_names import PrecisionName
 from runnerkit.resume.overrides import Source
 from runnerkit.runner import IRunner
 from runnerkit.steps.budget import Budget
@@ -29,6 +31,7 @@ from runnerkit.steps.schedulers import Interval, unstepped
 from runnerkit.storage.remote.urls import as_url
 from runnerkit.support.arguments import check_paths, check_seed, explain_calls
 from runnerkit.support.deprecation import accepts_old_names
+from runnerkit.support.former_arguments import formerly_by_position
 from runnerkit.train_options import ELSEWHERE, OLD_MONITOR, TrainOptions, callbacks_by_key, holds
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict, is_maker
 
@@ -55,12 +58,12 @@ class Runner(IRunner):
 
     Args:
         model: may also be passed to `train`.
-        engine: may also be passed to `train`.
+        engine: an engine or its name, such as "ddp"; may also be passed to `train`.
     """
 
-    def __init__(self, model: Model | None = None, engine: IEngine | None = None) -> None:
+    def __init__(self, model: Model | None = None, engine: IEngine | str | None = None) -> None:
         super().__init__(model, engine)
-        self._own_engine = engine
+        self._own_engine = self._given_engine
         self._given = _Given()
         self._budget = Budget(num_epochs=1)
 
@@ -75,7 +78,7 @@ class Runner(IRunner):
         optimizer: Optimizers | Callable[[list[Any]], Any] | None = None,
         scheduler: Scheduler | Callable[[Any, int | None], Any] | None = None,
         scheduler_interval: Interval | None = None,
-        engine: IEngine | None = None,
+        engine: IEngine | str | None = None,
         callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None = None,
         loggers: Mapping[str, ILogger | None] | None = None,
         seed: int = 42,
@@ -87,7 +90,7 @@ class Runner(IRunner):
         accumulation_steps: int = 1,
         gradient_clip: float | None = None,
         epoch_steps: int | None = None,
-        precision: Literal["fp32", "fp16", "bf16", "fp8"] | None = None,
+        precision: PrecisionName | None = None,
         loss_reduction: Literal["mean", "sum"] = "mean",
         lr_scale: Literal["linear", "sqrt"] | None = None,
         logdir: str | Path | None = None,
@@ -124,7 +127,8 @@ class Runner(IRunner):
                 "manual" if your code steps them. None is the unit of the scheduler: a function's is the step, since it
                 is told their number, as are those of OneCycleLR and CyclicLR; other objects, and schedulers that need a
                 metric, are stepped after each epoch (docs/schedules.md).
-            engine: the engine to run on; or choose one with the flags `cpu`, `fp16`, `amp`, `apex`, `ddp`.
+            engine: the engine to run on, or its name: "cpu", "gpu", "dp", "ddp", "fsdp", "horovod" or that of a class.
+                Or choose one with the flags `cpu`, `fp16`, `amp`, `apex`, `ddp`.
             callbacks: additional callbacks.
             loggers: in addition to the console and, with `logdir`, CSV and, if it is installed, TensorBoard. The keys
                 "console", "csv" and "tensorboard" replace these; None disables a logger.
@@ -171,13 +175,14 @@ class Runner(IRunner):
             load_best_on_end: load the best weights at the end.
             cpu: run on the CPU.
             fp16, amp: mixed precision: `fp16` in float16, `amp` in a dtype chosen by device, bf16 if it computes in it.
-            precision: "bf16", "fp16", "fp32" or "fp8" (in linear layers), instead of a flag; an engine takes its own.
+            precision: "bf16", "fp16", "fp32", "fp8" (in linear layers) or "amp", instead of a flag; also beside an
+                engine's name, while an engine takes its own.
             apex: mixed precision with NVIDIA Apex.
             ddp: one process per GPU, or 2 processes without GPUs; under torchrun, the processes it started.
         Raises:
             ValueError, TypeError, KeyError, OSError: an argument is invalid; raised before training.
         """
-        model, engine = model if model is not None else self.model, engine or self._own_engine
+        model, engine = model if model is not None else self.model, self._own_engine if engine is None else engine
         arguments = locals().copy()
         del arguments["self"]
         options = TrainOptions(**arguments)  # raises before this runner changes
@@ -243,20 +248,10 @@ class Runner(IRunner):
 
     @explain_calls()
     def predict_loader(
-        self,
-        *,
-        loader: Iterable[Any],
-        model: Model | None = None,
-        engine: IEngine | None = None,
-        seed: int = 42,
-        resume: str | Path | None = None,
-        cpu: bool = False,
-        fp16: bool = False,
-        amp: bool = False,
-        apex: bool = False,
-        ddp: bool = False,
-        **kwargs: Any,
-    ) -> Iterator[Any]:
+        self, loader: Iterable[Any], *, model: Model | None = None, engine: IEngine | str | None = None, seed: int = 42,
+        resume: str | Path | None = None, precision: PrecisionName | None = None, cpu: bool = False, fp16: bool = False,
+        amp: bool = False, apex: bool = False, ddp: bool = False, **kwargs: Any,
+    ) -> Iterator[Any]:  # fmt: skip
         """Yield the result of `predict_batch` for each batch, in the loader's order, each sample once.
 
         Nothing runs before the first result is requested, at most a few batches are computed ahead of the caller, and
@@ -266,8 +261,8 @@ class Runner(IRunner):
         Args:
             loader: the whole loader, which is sharded among processes. One process accepts any iterable of batches. A
                 loader that shuffles, or a custom sampler whose drop_last=True cannot be undone, causes a warning.
-            engine: the engine to run on, or choose one with the flags; by default the runner's engine, else this
-                process. Results of several processes are on the CPU, in batches larger by the number of processes.
+            engine, precision: the engine to run on, or its name, or choose one with the flags; by default the runner's,
+                else this process. Results of several processes are on the CPU, in batches larger by their number.
             resume: checkpoint or logdir to load the weights from. Within a run, `model` must be passed too.
             kwargs: passed to `predict_batch`.
         Raises:
@@ -275,28 +270,18 @@ class Runner(IRunner):
             Exception: the first exception that any process raised.
         """
         check_seed("predict_loader", seed)
-        chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
+        chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp, precision=precision)
         runner = self._for_inference(model, chosen, loads=resume is not None)
         as_rows = runner.engine.is_ddp
         return Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=as_rows).stream(runner)
 
     @explain_calls()
     def predict_to(
-        self,
-        path: str | Path,
-        *,
-        loader: Iterable[Any],
-        model: Model | None = None,
-        engine: IEngine | None = None,
-        seed: int = 42,
-        resume: str | Path | None = None,
-        cpu: bool = False,
-        fp16: bool = False,
-        amp: bool = False,
-        apex: bool = False,
-        ddp: bool = False,
-        **kwargs: Any,
-    ) -> Path:
+        self, path: str | Path, *, loader: Iterable[Any], model: Model | None = None,
+        engine: IEngine | str | None = None, seed: int = 42, resume: str | Path | None = None,
+        precision: PrecisionName | None = None, cpu: bool = False, fp16: bool = False, amp: bool = False,
+        apex: bool = False, ddp: bool = False, **kwargs: Any,
+    ) -> Path:  # fmt: skip
         """Write the results of `predict_batch` to a file, one row per sample, in the loader's order; return its path.
 
         Batches are written as they are computed, so memory does not grow with the loader. The file is written
@@ -305,19 +290,20 @@ class Runner(IRunner):
 
         Args:
             path: a .parquet file with a column per tensor, or a .csv file with a column per number. May be a URL.
-            loader, model, engine, seed, resume, cpu, fp16, amp, apex, ddp, kwargs: see :meth:`predict_loader`.
+            loader, model, engine, seed, resume, precision, cpu, fp16, amp, apex, ddp, kwargs: see
+                :meth:`predict_loader`.
         Raises:
             ImportError: .parquet without pyarrow.
             ValueError: another suffix; predictions that are not rows or differ in structure; an empty loader.
         """
         check_seed("predict_to", seed)
         check_paths("predict_to", path=path)
-        chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
+        chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp, precision=precision)
         runner = self._for_inference(model, chosen, loads=resume is not None)
         prediction = Prediction(loader, seed=seed, resume=resume, arguments=kwargs, as_rows=True)
         return prediction.write(runner, Path(as_url(path) or path))
 
-    def predict_frame(self, *, loader: Iterable[Any], index: Any = None, **kwargs: Any) -> pd.DataFrame:
+    def predict_frame(self, loader: Iterable[Any], *, index: Any = None, **kwargs: Any) -> pd.DataFrame:
         """Return the results of `predict_batch` as a pandas frame, one row per sample, in the loader's order.
 
         Args:
@@ -326,7 +312,7 @@ class Runner(IRunner):
         Raises:
             ValueError: an `index` of another length, or for a loader that shuffles; predictions that are not rows.
         """
-        return as_frame(self.predict_loader(loader=loader, **kwargs), loader, index=index)
+        return as_frame(self.predict_loader(loader, **kwargs), loader, index=index)
 
     def _for_inference(self, model: Model | None, engine: IEngine | None, *, loads: bool) -> Self:
         """Return the runner that predicts: a copy within a run, whose model and engine stay, or for other processes."""
@@ -359,23 +345,14 @@ class Runner(IRunner):
     def _caller_callbacks(self) -> dict[str, ICallback]:
         return self._given.callbacks
 
+    @formerly_by_position("callbacks", "model", "engine", "seed", "verbose", since="0.2.0", removed_in="1.0.0")
     @explain_calls()
     def evaluate_loader(
-        self,
-        loader: Iterable[Any],
-        callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None = None,
-        model: Model | None = None,
-        engine: IEngine | None = None,
-        seed: int = 42,
-        verbose: bool = False,
-        *,
-        criterion: Criterion | None = None,
-        cpu: bool = False,
-        fp16: bool = False,
-        amp: bool = False,
-        apex: bool = False,
-        ddp: bool = False,
-    ) -> Metrics:
+        self, loader: Iterable[Any], *, model: Model | None = None, engine: IEngine | str | None = None, seed: int = 42,
+        callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None = None, criterion: Criterion | None = None,
+        verbose: bool = False, precision: PrecisionName | None = None, cpu: bool = False, fp16: bool = False,
+        amp: bool = False, apex: bool = False, ddp: bool = False,
+    ) -> Metrics:  # fmt: skip
         """Evaluate on a loader with any engine and return its metrics; nothing is trained or written.
 
         Args:
@@ -384,7 +361,8 @@ class Runner(IRunner):
                 train or save.
             criterion: the loss, or a dict of several; by default that of :meth:`train`. Without either, no loss is
                 computed.
-            engine: the engine to run on, or choose one with the flags; by default that of the training.
+            engine, precision: the engine to run on, or its name, or choose one with the flags; by default that of the
+                training.
         Returns:
             {metric: value}; empty, with a warning, if no metric is computed.
         """
@@ -392,11 +370,11 @@ class Runner(IRunner):
         check_components(model=model, criterion=criterion)
         given = None if callbacks is None else callbacks_by_key(callbacks)
         bar: dict[str, ICallback] = {"_tqdm": parts.TqdmCallback()} if verbose else {}
-        chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp)
+        chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp, precision=precision)
         hooks = EvaluationHooks(
             self, loader, model=model, criterion=criterion, engine=chosen, callbacks=given, progress_callbacks=bar,
             trained_with=self._given.callbacks,
         )  # fmt: skip
-        with hooks.entered():
+        with hooks.entered(otherwise=lambda: named_engine(self.get_engine())):
             self.valid_every_steps, self._seed, self._current_run = None, seed, Run(hooks)
             return hooks.evaluate()

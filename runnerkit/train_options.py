@@ -44,7 +44,8 @@ log = logging.getLogger(__name__)
 
 # Arguments of Catalyst, Keras, Lightning and transformers, and the one of `train`.
 ELSEWHERE = {
-    "clip": "gradient_clip", "dataloaders": "loaders", "epochs": "num_epochs", "grad_clip": "gradient_clip",
+    "clip": "gradient_clip", "clip_grad_norm": "gradient_clip", "dataloaders": "loaders", "epochs": "num_epochs",
+    "grad_clip": "gradient_clip", "grad_clip_norm": "gradient_clip", "max_grad_norm": "gradient_clip",
     "gradient_accumulation_steps": "accumulation_steps", "gradient_clip_val": "gradient_clip", "log_dir": "logdir",
     "loss": "criterion", "loss_fn": "criterion", "lr_scheduler": "scheduler", "main_metric": "monitor",
     "max_epochs": "num_epochs", "max_steps": "num_steps", "metric_for_best_model": "monitor",
@@ -68,7 +69,7 @@ class TrainOptions:
     optimizer: Optimizers | Callable[[list[Any]], Any] | None
     scheduler: Scheduler | Callable[[Any, int | None], Any] | None
     scheduler_interval: Interval | None
-    engine: IEngine | None
+    engine: IEngine | str | None
     callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None
     loggers: Mapping[str, ILogger | None] | None
     seed: int

@@ -1,9 +1,10 @@
-"""Write the stubs that declare the public names of callbacks, engines, loggers, data and contrib.
+"""Write the stubs that declare the public names of callbacks, engines, loggers, data and contrib, and the list of `dl`.
 
 A name is public if the ``__all__`` of the file that defines it lists it. ``make format`` calls this script.
 """
 
 import ast
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -16,6 +17,13 @@ PACKAGES = {
     "runnerkit.loggers": ("loggers", "runnerkit.logger"),
     "runnerkit.metrics": ("runnerkit/metrics", None),
 }
+DL = Path("runnerkit", "dl.pyi")
+# Names that `dl` finds but does not list: interfaces, wrappers, engines that fix a precision, names of other libraries
+# and former ones. `IRunner` is what scripts subclass.
+UNLISTED = re.compile(
+    r"I(?!Runner)[A-Z][a-z]\w*|\w+Wrapper|\w*(AMP|APEX)Engine|Precision|RankTraceback|choose_engine"
+    r"|FunctionalMetricCallback|SoftUpdateCallaback|TrevskyCallback"
+)
 
 
 def stub_of(package: str, root: Path = ROOT) -> str:
@@ -29,8 +37,22 @@ def stub_of(package: str, root: Path = ROOT) -> str:
     lines = ["# Written by scripts/public_names.py from the __all__ of each file: run `make format`."]
     for module in sorted(names):
         lines += [f"from {module} import {name} as {name}" for name in sorted(names[module], key=_linter_order)]
-    listed = "".join(f'    "{name}",\n' for name in sorted({name for each in names.values() for name in each}))
-    return "\n".join(lines) + f"\n\n__all__ = [\n{listed}]\n"
+    return "\n".join(lines) + "\n" + _listing({name for each in names.values() for name in each})
+
+
+def dl_stub(root: Path = ROOT) -> str:
+    """Return the stub of `dl`: its imports as they are, and the list of the names that users type."""
+    imports = (root / DL).read_text(encoding="utf-8").partition("\n__all__")[0].rstrip()
+    names: set[str] = set()
+    for node in ast.parse(imports).body:
+        assert isinstance(node, ast.ImportFrom) and node.module is not None
+        is_package = node.names[0].name == "*"
+        names |= set(_listed(stub_of(node.module, root))) if is_package else {alias.name for alias in node.names}
+    return imports + "\n" + _listing({name for name in names if not UNLISTED.fullmatch(name)})
+
+
+def _listing(names: set[str]) -> str:
+    return "\n__all__ = [\n" + "".join(f'    "{name}",\n' for name in sorted(names)) + "]\n"
 
 
 def path_of(package: str, root: Path = ROOT) -> Path:
@@ -44,7 +66,11 @@ def _linter_order(name: str) -> tuple[bool, bool, str]:
 
 
 def _public(path: Path) -> list[str]:
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    return _listed(path.read_text(encoding="utf-8"))
+
+
+def _listed(source: str) -> list[str]:
+    for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return list(ast.literal_eval(node.value))
     return []
@@ -53,3 +79,4 @@ def _public(path: Path) -> list[str]:
 if __name__ == "__main__":
     for each in PACKAGES:
         path_of(each).write_text(stub_of(each), encoding="utf-8")
+    (ROOT / DL).write_text(dl_stub(), encoding="utf-8")

@@ -12,7 +12,7 @@ LAYERS = [
     {"storage"},
     {"checkpoints", "sampling"},
     {"data"},
-    {"engine", "job_process", "callback", "logger", "models"},
+    {"engine", "job_process", "callback", "logger", "models", "precision_names"},
     {"history"},
     {"runner", "loop", "resume", "passes", "steps"},
     {"engines", "callbacks", "loggers", "contrib"},  # but these do not import from one another
@@ -39,8 +39,13 @@ OPTIONAL = {
     *("jinja2", "onnx", "onnxruntime", "onnxscript", "pyarrow", "safetensors", "huggingface_hub", "hydra", "omegaconf"),
     *("pydantic", "optuna", "mlflow", "wandb", "comet_ml", "datasets", "webdataset"),
 }
-# With their reasons: the default of IRunner.get_engine must name some engine, and the command line may name another.
-ALLOWED = {("runnerkit.runner", "runnerkit.engines.choose"), ("runnerkit.runner", "runnerkit.engines.by_name")}
+# With their reasons: the default of IRunner.get_engine must name some engine, users and the command line may name
+# another, and one name of a precision stands for an adapter.
+ALLOWED = {
+    ("runnerkit.runner", "runnerkit.engines.choose"),
+    ("runnerkit.runner", "runnerkit.engines.by_name"),
+    ("runnerkit.precision_names", "runnerkit.engines.adapters.float8"),
+}
 # Modules about one optional package, or one that is slow to import, themselves imported where they are used.
 _SHARDING = (
     "meshes",

@@ -14,6 +14,7 @@ import pytest
 import runnerkit
 from runnerkit import contrib, dl, metrics, utils
 from runnerkit.callback import EVENTS
+from runnerkit.support.stub_names import imports_of_stub
 from runnerkit.torchvision_cpu import import_torchvision
 from tests.fashion_mnist_layout import write_fashion_mnist
 from tests.layers import modules
@@ -127,12 +128,19 @@ def test_files_and_names_of_the_architecture_exist():
     assert drawn and drawn <= set.union(*(defined_in(path) for _, path in modules(ROOT)))
 
 
+def names_in(module):
+    """Return the names of a facade, also those that `dl` does not list."""
+    return dict(imports_of_stub("runnerkit.dl")) if module is dl else module.__all__
+
+
 def public():
     """Return the public objects by their names in the reference."""
     facades = {"runnerkit": runnerkit, "runnerkit.dl": dl, "runnerkit.utils": utils, "runnerkit.contrib": contrib}
     facades["runnerkit.metrics"] = metrics
-    names = {f"{facade}.{name}": getattr(module, name) for facade, module in facades.items() for name in module.__all__}
-    twice = {f"runnerkit.{name}" for name in dl.__all__} | {"runnerkit.utils.get_available_engine"}
+    names = {
+        f"{facade}.{name}": getattr(module, name) for facade, module in facades.items() for name in names_in(module)
+    }
+    twice = {f"runnerkit.{name}" for name in names_in(dl)} | {"runnerkit.utils.get_available_engine"}
     aliases = {name for name, value in names.items() if not name.endswith(getattr(value, "__name__", name))}
     return {name: value for name, value in names.items() if name not in {*twice, *aliases, "runnerkit.__version__"}}
 
@@ -152,7 +160,7 @@ def described(value):
         owners = [base for base in getattr(each, "__mro__", [each]) if base.__module__.startswith("runnerkit.")]
         doc = "\n".join(inspect.getdoc(owner) or "" for owner in owners)
         names = re.findall(r"(\w+)(?:`|'s\b)", doc)
-        others = {getattr(facade, name) for facade in (dl, metrics) for name in names if name in facade.__all__}
+        others = {getattr(facade, name) for facade in (dl, metrics) for name in names if name in names_in(facade)}
         text, left = text + doc, [*left, *(others - seen)]
     return text
 

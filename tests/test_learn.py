@@ -174,7 +174,7 @@ def test_optimizers_that_take_turns_count_as_one_step_each_batch():
         def handle_batch(self, batch):
             features, targets = batch
             self.learn(F.cross_entropy(self.model["a"](features), targets), optimizer="a")
-            self.learn(self.model["b"](features).square().mean(), optimizer=self.optimizer["b"], clip=math.inf)
+            self.learn(self.model["b"](features).square().mean(), optimizer=self.optimizer["b"], gradient_clip=math.inf)
 
     models = {"a": mlp(), "b": mlp(seed=2)}
     make = dict.fromkeys(models, lambda parameters: torch.optim.SGD(parameters, lr=0.1))

@@ -15,7 +15,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runnerkit import dl
+from runnerkit import callbacks, dl
 from runnerkit.torchvision_cpu import import_torchvision
 from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, mlp, sgd, train
 
@@ -178,7 +178,7 @@ def metric_callbacks():
         "r2": dl.R2SquaredCallback("logits", "values"),
         "iou": dl.IOUCallback("logits", "values", threshold=0.0, **both),
         "dice": dl.DiceCallback("probabilities", "values", weights=[0.2, 0.3, 0.5]),
-        "trevsky": dl.TrevskyCallback("probabilities", "values", alpha=0.3),
+        "tversky": dl.TverskyCallback("probabilities", "values", alpha=0.3),
         "hitrate": dl.HitrateCallback("logits", "values", topk=(1, 2)),
         "mrr": dl.MRRCallback("logits", "values"),
         "map": dl.MAPCallback("logits", "values"),
@@ -187,7 +187,7 @@ def metric_callbacks():
         "accuracy": dl.AccuracyCallback("logits", "targets", topk=(1, 2)),
         "batch": dl.BatchMetricCallback(micro, "logits", "targets"),
         "loader": dl.LoaderMetricCallback(micro, "logits", "targets", metric_key="of_loader"),
-        "function": dl.FunctionalBatchMetricCallback(nn.functional.cross_entropy, "again", "logits", "targets"),
+        "function": dl.FunctionalBatchMetricCallback(nn.functional.cross_entropy, metric_key="again"),
         "reordered": dl.FunctionalMetricCallback("logits", "targets", nn.functional.cross_entropy, "once_more"),
         "sum": dl.MetricAggregationCallback("both", ["loss", "again"], reduction="sum"),
         "system": dl.SystemMetricsCallback(),
@@ -264,12 +264,12 @@ def test_neither_logs_nor_checkpoints_nor_a_bar_read_more(tmp_path, monkeypatch)
 
 
 def test_that_list_is_complete():
-    """The tests above cover every metric callback except SklearnModelCallback, which predicts on the CPU."""
+    """The tests above cover all metric callbacks but a former name and SklearnModelCallback, which uses the CPU."""
     here = {type(each) for each in metric_callbacks().values()}
-    names = (getattr(dl, name) for name in dl.__all__)
+    names = (getattr(callbacks, name) for name in callbacks.__all__)
     exported = {each for each in names if isinstance(each, type) and issubclass(each, dl.IMetricCallback)}
 
-    assert exported - here == {dl.IMetricCallback, dl.SklearnModelCallback}
+    assert exported - here == {dl.IMetricCallback, dl.SklearnModelCallback, dl.TrevskyCallback}
 
 
 READS = {

@@ -328,8 +328,9 @@ def test_a_list_of_keys_passes_each_part_by_its_name(keys, is_tuple):
         return (output - 2 * target).square().mean()
 
     metric = dl.FunctionalBatchMetricCallback(
-        lambda targets, logits: criterion(targets, logits), "same", input_key=["logits"], target_key=["targets"]
-    )
+        lambda targets, logits: criterion(targets, logits),
+        input_key=["logits"], target_key=["targets"], metric_key="same",
+    )  # fmt: skip
     callbacks = [dl.CriterionCallback({"logits": "output"}, {"targets": "target"}), metric]
     loaders = {"train": [tuple(parts.values()) if is_tuple else parts]}
     runner = train(

@@ -123,7 +123,7 @@ def fit(
         engine = dl.DistributedDataParallelEngine(num_processes, device="cpu", precision=amp)
     else:
         engine = dl.CPUEngine(precision=amp)
-    each = {"grad_clip_norm": MAX_NORM} if clip == "each" else {}
+    each = {"gradient_clip": MAX_NORM} if clip == "each" else {}
     steppers = [dl.OptimizerCallback(optimizer_key=key, accumulation_steps=accumulated, **each) for key in KEYS]
     steps = [] if runner.steps_itself else [dl.BackwardCallback("loss"), *steppers]
     options = {"gradient_clip": MAX_NORM} if clip == "jointly" and not isinstance(runner, Own) else {}

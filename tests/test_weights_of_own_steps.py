@@ -179,7 +179,7 @@ def train_all(number):
             reduction = {"loss_reduction": "sum"} if name == "sums" else {}
             found[where, name, 2] = fit_it(batches, runner=kind(), **reduction)[0]
         for name, (kind, make) in STEPPED.items():
-            clip = {"grad_clip_norm": MAX_NORM} if name == "clipped" else {}
+            clip = {"gradient_clip": MAX_NORM} if name == "clipped" else {}
             for num_batches in (1, 3):
                 step = dl.OptimizerCallback("loss", accumulation_steps=num_batches, **clip)
                 batches = DataLoader(samples(), batch_size=4 // number)

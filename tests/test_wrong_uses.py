@@ -201,7 +201,7 @@ def evaluated(*args, **kwargs):
 
 VALID = loader(8, 4)
 OTHERS = {
-    "predict_loader by position": (predicted(FRAME), TypeError, "predict_loader(loader=...)"),
+    "predict_loader by position": (predicted(VALID, mlp()), TypeError, "predict_loader(model=...)"),
     "prediction of a frame": (predicted(loader=FRAME), TypeError, "DataFrame; pass a loader of its rows"),
     "prediction of a tensor": (predicted(loader=ROWS), TypeError, "Tensor; pass a loader of its rows"),
     "prediction of a data set": (predicted(loader=classification(8)), TypeError, "a data set: pass DataLoader("),

@@ -199,9 +199,10 @@ def main() -> NoReturn:
     importlib.import_module("runnerkit.torchvision_cpu").import_torchvision()
     for name in PRELOADED:
         importlib.import_module(name)
-    dl = sys.modules["runnerkit.dl"]
-    for name in dl.__all__:  # loads its module
-        getattr(dl, name)
+    for facade in ("callbacks", "engines", "dl"):
+        package = importlib.import_module(f"runnerkit.{facade}")
+        for name in package.__all__:  # loads its module
+            getattr(package, name)
     gc.collect()
     gc.freeze()  # garbage collection in a child would copy all these pages
     others = [path for path in Path("/proc/self/task").iterdir() if path.name != str(os.getpid())]

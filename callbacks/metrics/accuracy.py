@@ -16,20 +16,21 @@ class AccuracyCallback(ObjectMetricCallback):
     """Log ``accuracy`` (top-1), ``accuracy03`` (top-3) and so on, for each k in `topk`.
 
     Args:
-        input_key, target_key: keys of logits (N, C) and class indices (N,) int64 in ``runner.batch``.
+        input_key, target_key: keys of logits (N, C) and class indices (N,) int64 in ``runner.batch``; by default
+            `output_key` and `target_key` of the SupervisedRunner.
         threshold: a binary classifier's scores, (N,) or (N, 1) float, above it are class 1; 0 for logits, 0.5 for
             probabilities.
         log_on_batch: whether to put the batch's values into ``runner.batch_metrics``.
         topk, num_classes, prefix, suffix: see :class:`~runnerkit.metrics.AccuracyMetric`.
 
-    >>> AccuracyCallback("logits", "targets", topk=(1, 3)).provides
+    >>> AccuracyCallback(topk=(1, 3)).provides
     ('accuracy', 'accuracy03')
     """
 
     def __init__(
         self,
-        input_key: str,
-        target_key: str,
+        input_key: str | None = None,
+        target_key: str | None = None,
         topk: int | Iterable[int] | None = None,
         num_classes: int | None = None,
         *,
@@ -46,7 +47,8 @@ class MultilabelAccuracyCallback(ObjectMetricCallback):
     """Log ``accuracy``: the fraction of correct decisions among all N * C pairs of sample and label.
 
     Args:
-        input_key, target_key: keys of scores and 0/1 targets, (N, C) each, in ``runner.batch``.
+        input_key, target_key: keys of scores and 0/1 targets, (N, C) each, in ``runner.batch``; by default `output_key`
+            and `target_key` of the SupervisedRunner.
         log_on_batch: whether to put the batch's value into ``runner.batch_metrics``.
         threshold, prefix, suffix: see :class:`~runnerkit.metrics.MultilabelAccuracyMetric`.
 
@@ -56,8 +58,8 @@ class MultilabelAccuracyCallback(ObjectMetricCallback):
 
     def __init__(
         self,
-        input_key: str,
-        target_key: str,
+        input_key: str | None = None,
+        target_key: str | None = None,
         threshold: float | Tensor = 0.5,
         *,
         log_on_batch: bool = True,

@@ -24,7 +24,7 @@ class AUCCallback(ObjectMetricCallback):
 
     Args:
         input_key, target_key: keys of scores (N, C) and targets in ``runner.batch``, as in
-            :func:`~runnerkit.metrics.auc`.
+            :func:`~runnerkit.metrics.auc`; by default `output_key` and `target_key` of the SupervisedRunner.
         log_curves: log the curves.
         compute_per_class_metrics, prefix, suffix: see :class:`~runnerkit.metrics.AUCMetric`.
 
@@ -34,8 +34,8 @@ class AUCCallback(ObjectMetricCallback):
 
     def __init__(
         self,
-        input_key: str,
-        target_key: str,
+        input_key: str | None = None,
+        target_key: str | None = None,
         *,
         log_curves: bool = True,
         compute_per_class_metrics: bool = False,

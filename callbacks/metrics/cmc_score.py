@@ -16,7 +16,8 @@ class CMCScoreCallback(ObjectMetricCallback):
     Queries and gallery are samples of one loader; use ``ControlFlowCallback`` to select that loader.
 
     Args:
-        embeddings_key, labels_key: keys of (N, D) float and (N,) in ``runner.batch``.
+        embeddings_key, labels_key: keys of (N, D) float and (N,) in ``runner.batch``; by default `output_key` and
+            `target_key` of the SupervisedRunner.
         is_query_key: key of (N,) bool in ``runner.batch``; the other samples are the gallery.
         topk, prefix, suffix: see :class:`~runnerkit.metrics.CMCMetric`.
 
@@ -26,9 +27,9 @@ class CMCScoreCallback(ObjectMetricCallback):
 
     def __init__(
         self,
-        embeddings_key: str,
-        labels_key: str,
-        is_query_key: str,
+        embeddings_key: str | None = None,
+        labels_key: str | None = None,
+        is_query_key: str = "is_query",
         topk: int | Iterable[int] | None = None,
         *,
         prefix: str | None = None,

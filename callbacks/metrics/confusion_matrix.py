@@ -29,8 +29,9 @@ class ConfusionMatrixCallback(ObjectMetricCallback):
     row for each pair of classes that occurred, to ``tables/confusion_matrix.csv``.
 
     Args:
-        input_key: key of logits (N, C, ...) in ``runner.batch``, or class indices (N, ...).
-        target_key: key of class indices (N, ...) int64 in ``runner.batch``.
+        input_key: key of logits (N, C, ...) in ``runner.batch``, or class indices (N, ...); by default the `output_key`
+            of the SupervisedRunner.
+        target_key: key of class indices (N, ...) int64 in ``runner.batch``; by default the runner's `target_key`.
         prefix: name to log, by default ``confusion_matrix``.
         class_names: names of the C classes; by default ``class_00`` and so on.
         num_classes: C; pass this or `class_names`.
@@ -46,8 +47,8 @@ class ConfusionMatrixCallback(ObjectMetricCallback):
 
     def __init__(
         self,
-        input_key: str,
-        target_key: str,
+        input_key: str | None = None,
+        target_key: str | None = None,
         prefix: str | None = None,
         class_names: Sequence[str] | None = None,
         num_classes: int | None = None,

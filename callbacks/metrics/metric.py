@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from runnerkit.callbacks.metrics.parts.batch_keys import Keys, pick
+from runnerkit.callbacks.metrics.parts.batch_keys import Keys, keys_of, pick
 from runnerkit.callbacks.metrics.parts.batch_mean import BatchMeanCallback
 from runnerkit.callbacks.metrics.parts.metric_state import ForeignMetric, MetricLike, check_reductions
 from runnerkit.callbacks.metrics.parts.object_metric import ObjectMetricCallback
 from runnerkit.metrics.metric import Metric
 from runnerkit.support.arguments import check_keys, check_strings
+from runnerkit.support.former_arguments import formerly_by_position
 from runnerkit.types import Scalar
 
 if TYPE_CHECKING:
@@ -31,14 +32,15 @@ __all__ = [
 class _MetricCallback(ObjectMetricCallback, ABC):
     logs_on_batch: bool  # unless set by the user
 
+    @formerly_by_position("log_on_batch", since="0.2.0", removed_in="1.0.0")
     def __init__(
         self,
         metric: Metric | MetricLike,
-        input_key: Keys,
-        target_key: Keys,
-        log_on_batch: bool | None = None,
+        input_key: Keys | None = None,
+        target_key: Keys | None = None,
         *,
         metric_key: str | None = None,
+        log_on_batch: bool | None = None,
         prefix: str | None = None,
         suffix: str | None = None,
     ) -> None:
@@ -83,10 +85,11 @@ class BatchMetricCallback(_MetricCallback):
         metric: of runnerkit.metrics or torchmetrics (a ``Metric`` or ``MetricCollection``); it is copied and never
             changed. A single process accepts any object with ``reset``, ``update`` and ``compute``, or with
             ``reset``, ``update``, ``update_key_value`` and ``compute_key_value``.
-        input_key, target_key: keys of ``runner.batch``: a str, a list, or {batch key: keyword of ``update``}.
-        log_on_batch: whether ``runner.batch_metrics`` gets the batch's value; True by default.
+        input_key, target_key: keys of ``runner.batch``: a str, a list, or {batch key: keyword of ``update``}; by
+            default `output_key` and `target_key` of the SupervisedRunner.
         metric_key: name to log, by default the metric's class in snake case. Vectors log ``NAME/class_00`` and so on;
             a dict has its own names, to which a given `metric_key` is prepended.
+        log_on_batch: whether ``runner.batch_metrics`` gets the batch's value; True by default.
         prefix, suffix: added to the name.
 
     >>> import torch
@@ -130,44 +133,55 @@ class FunctionalBatchMetricCallback(BatchMeanCallback):
 
     Args:
         metric_fn: called with inputs and targets; returns a () tensor, the mean over the batch.
-        metric_key: name to log.
-        input_key, target_key: keys of ``runner.batch``: a str, a list, or {batch key: keyword of `metric_fn`}.
+        input_key, target_key: keys of ``runner.batch``: a str, a list, or {batch key: keyword of `metric_fn`}; by
+            default `output_key` and `target_key` of the SupervisedRunner.
+        metric_key: name to log, by default the function's.
         log_on_batch: whether to put the batch's value into ``runner.batch_metrics``.
         prefix, suffix: added to the name.
 
     >>> from torch.nn.functional import l1_loss
-    >>> FunctionalBatchMetricCallback(l1_loss, "mae", input_key="logits", target_key="targets").provides
+    >>> FunctionalBatchMetricCallback(l1_loss, input_key="logits", target_key="targets", metric_key="mae").provides
     ('mae',)
     """
 
+    @formerly_by_position("metric_key", "input_key", "target_key", "log_on_batch", since="0.2.0", removed_in="1.0.0")
     def __init__(
         self,
         metric_fn: Callable[..., Tensor],
-        metric_key: str,
-        input_key: Keys,
-        target_key: Keys,
-        log_on_batch: bool = True,
         *,
+        input_key: Keys | None = None,
+        target_key: Keys | None = None,
+        metric_key: str | None = None,
+        log_on_batch: bool = True,
         prefix: str | None = None,
         suffix: str | None = None,
     ) -> None:
         if not callable(metric_fn):
             raise TypeError(f"{type(self).__name__}: metric_fn must be callable, got {metric_fn!r}")
-        check_keys(self, input_key=input_key, target_key=target_key)
-        check_strings(self, metric_key=metric_key)
-        check_strings(self, or_none=True, prefix=prefix, suffix=suffix)
-        self.metric_key = f"{prefix or ''}{metric_key}{suffix or ''}"
+        check_keys(self, or_none=True, input_key=input_key, target_key=target_key)
+        check_strings(self, or_none=True, metric_key=metric_key, prefix=prefix, suffix=suffix)
+        name = metric_key or getattr(metric_fn, "__name__", "<lambda>")
+        if name == "<lambda>":
+            raise TypeError(f"{type(self).__name__}: pass metric_key=, the name to log: {metric_fn!r} has none")
+        self.metric_key = f"{prefix or ''}{name}{suffix or ''}"
         super().__init__((self.metric_key,), log_on_batch=log_on_batch)
         self.metric_fn = metric_fn
         self.input_key, self.target_key = input_key, target_key
+        self._found: tuple[Keys, ...] | None = None  # in the runner, where they are not given
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        super().on_stage_start(runner)
+        self._found = keys_of(self, runner, {"input_key": self.input_key, "target_key": self.target_key})
 
     def compute_batch(self, runner: IRunner) -> dict[str, Scalar]:
-        args, kwargs = pick(runner, self.input_key, self.target_key, reader=type(self).__name__)
+        if self._found is None:  # a wrapper may leave out the stage's start
+            self._found = keys_of(self, runner, {"input_key": self.input_key, "target_key": self.target_key})
+        args, kwargs = pick(runner, *self._found, reader=type(self).__name__)
         return {self.metric_key: self.metric_fn(*args, **kwargs)}
 
 
 class FunctionalMetricCallback(FunctionalBatchMetricCallback):
-    """:class:`FunctionalBatchMetricCallback` with its arguments in another order.
+    """:class:`FunctionalBatchMetricCallback` with its arguments in the order of Catalyst.
 
     >>> from torch.nn.functional import l1_loss
     >>> FunctionalMetricCallback("logits", "targets", l1_loss, "mae").provides
@@ -176,16 +190,19 @@ class FunctionalMetricCallback(FunctionalBatchMetricCallback):
 
     def __init__(
         self,
-        input_key: Keys,
-        target_key: Keys,
+        input_key: Keys | None,
+        target_key: Keys | None,
         metric_fn: Callable[..., Tensor],
-        metric_key: str,
+        metric_key: str | None = None,
         *,
         log_on_batch: bool = True,
         prefix: str | None = None,
         suffix: str | None = None,
     ) -> None:
-        super().__init__(metric_fn, metric_key, input_key, target_key, log_on_batch, prefix=prefix, suffix=suffix)
+        super().__init__(
+            metric_fn, input_key=input_key, target_key=target_key, metric_key=metric_key, log_on_batch=log_on_batch,
+            prefix=prefix, suffix=suffix,
+        )  # fmt: skip
 
 
 def _snake_case(name: str) -> str:

@@ -38,8 +38,9 @@ class PrecisionRecallF1SupportCallback(_PrecisionRecallCallback):
     to 50 classes as an image.
 
     Args:
-        input_key: key of logits (N, C, ...) in ``runner.batch``, or class indices (N, ...), which need `num_classes`.
-        target_key: key of class indices (N, ...) int64 in ``runner.batch``.
+        input_key: key of logits (N, C, ...) in ``runner.batch``, or class indices (N, ...), which need `num_classes`;
+            by default the `output_key` of the SupervisedRunner.
+        target_key: key of class indices (N, ...) int64 in ``runner.batch``; by default the runner's `target_key`.
         threshold: a binary classifier's scores, (N,) or (N, 1) float, above it are class 1; 0 for logits, 0.5 for
             probabilities.
         log_on_batch: whether to put the batch's values into ``runner.batch_metrics``.
@@ -53,8 +54,8 @@ class PrecisionRecallF1SupportCallback(_PrecisionRecallCallback):
 
     def __init__(
         self,
-        input_key: str,
-        target_key: str,
+        input_key: str | None = None,
+        target_key: str | None = None,
         num_classes: int | None = None,
         zero_division: float = 0,
         *,
@@ -81,7 +82,8 @@ class MultilabelPrecisionRecallF1SupportCallback(_PrecisionRecallCallback):
     """Log precision, recall and F1 of scores (N, C) against 0/1 targets (N, C), and the table of classes.
 
     Args:
-        input_key, target_key: keys of scores and 0/1 targets, (N, C) each, in ``runner.batch``.
+        input_key, target_key: keys of scores and 0/1 targets, (N, C) each, in ``runner.batch``; by default `output_key`
+            and `target_key` of the SupervisedRunner.
         log_on_batch: whether to put the batch's values into ``runner.batch_metrics``.
         log_table: log the values of each class.
         num_classes, zero_division, threshold, compute_per_class_metrics, prefix, suffix: see
@@ -93,8 +95,8 @@ class MultilabelPrecisionRecallF1SupportCallback(_PrecisionRecallCallback):
 
     def __init__(
         self,
-        input_key: str,
-        target_key: str,
+        input_key: str | None = None,
+        target_key: str | None = None,
         num_classes: int | None = None,
         zero_division: float = 0,
         *,

@@ -12,7 +12,8 @@ class R2SquaredCallback(ObjectMetricCallback):
     """Log ``r2squared``, averaged over the outputs.
 
     Args:
-        input_key, target_key: keys of outputs and targets, (N,) or (N, D) each, in ``runner.batch``.
+        input_key, target_key: keys of outputs and targets, (N,) or (N, D) each, in ``runner.batch``; by default
+            `output_key` and `target_key` of the SupervisedRunner.
         prefix, suffix: see :class:`~runnerkit.metrics.R2Metric`.
 
     >>> R2SquaredCallback("logits", "targets").provides
@@ -20,7 +21,12 @@ class R2SquaredCallback(ObjectMetricCallback):
     """
 
     def __init__(
-        self, input_key: str, target_key: str, *, prefix: str | None = None, suffix: str | None = None
+        self,
+        input_key: str | None = None,
+        target_key: str | None = None,
+        *,
+        prefix: str | None = None,
+        suffix: str | None = None,
     ) -> None:
         metric = R2Metric(prefix=prefix, suffix=suffix)
         super().__init__(metric, log_on_batch=False, input_key=input_key, target_key=target_key)

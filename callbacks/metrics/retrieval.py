@@ -15,8 +15,8 @@ class _RankingCallback(ObjectMetricCallback):
 
     def __init__(
         self,
-        input_key: str,
-        target_key: str,
+        input_key: str | None = None,
+        target_key: str | None = None,
         topk: int | Iterable[int] | None = None,
         *,
         log_on_batch: bool = True,
@@ -31,8 +31,9 @@ class HitrateCallback(_RankingCallback):
     """Log ``hitrate01`` and so on: the fraction of a row's relevant items that are among its top k, averaged over rows.
 
     Args:
-        input_key: key of scores (N, M) of M items in ``runner.batch``.
-        target_key: key of their relevances (N, M), 0 and 1, in ``runner.batch``.
+        input_key: key of scores (N, M) of M items in ``runner.batch``; by default the `output_key` of the
+            SupervisedRunner.
+        target_key: key of their relevances (N, M), 0 and 1, in ``runner.batch``; by default the runner's `target_key`.
         log_on_batch: whether to put the batch's values into ``runner.batch_metrics``.
         topk, prefix, suffix: see :class:`~runnerkit.metrics.HitrateMetric`.
 

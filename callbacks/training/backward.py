@@ -9,10 +9,10 @@ from torch import Tensor
 
 from runnerkit.callback import CallbackOrder, IBackwardCallback, innermost
 from runnerkit.callbacks.training.optimizer import OptimizerCallback
-from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, gradient_norm, make_clip
+from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, clip_of_norm, gradient_norm, make_clip
 from runnerkit.errors import UnknownKeyError
 from runnerkit.steps.learning import check_loss
-from runnerkit.support.arguments import check_strings
+from runnerkit.support.arguments import check_numbers, check_strings
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
@@ -30,12 +30,13 @@ class BackwardCallback(IBackwardCallback):
     Args:
         metric_key: name of the loss in `batch_metrics`.
         grad_clip_fn: clips the unscaled gradients after each backward pass: a function of parameters, or the name of
-            one in ``torch.nn.utils``. With accumulation_steps > 1, pass it to OptimizerCallback instead.
+            one in ``torch.nn.utils``. With accumulation_steps > 1, clip in OptimizerCallback instead.
         grad_clip_params: keyword arguments of `grad_clip_fn`.
         log_gradient: put the gradient norm before clipping into `batch_metrics` as "gradient_norm".
+        gradient_clip: largest norm of these gradients, instead of `grad_clip_fn`.
 
-    >>> BackwardCallback("loss", grad_clip_fn="clip_grad_norm_", grad_clip_params={"max_norm": 1.0}).metric_key
-    'loss'
+    >>> BackwardCallback("loss", gradient_clip=1.0).grad_clip_fn
+    'clip_grad_norm_'
     """
 
     def __init__(
@@ -44,9 +45,16 @@ class BackwardCallback(IBackwardCallback):
         grad_clip_fn: ClipFn = None,
         grad_clip_params: dict[str, Any] | None = None,
         log_gradient: bool = False,
+        *,
+        gradient_clip: float | None = None,
     ) -> None:
         super().__init__(order=CallbackOrder.Backward)
         check_strings(self, metric_key=metric_key)
+        check_numbers(self, above=0, or_none=True, gradient_clip=gradient_clip)
+        if gradient_clip is not None:
+            if grad_clip_fn is not None:
+                raise ValueError("BackwardCallback: pass one of gradient_clip and grad_clip_fn")
+            grad_clip_fn, grad_clip_params = clip_of_norm(self, gradient_clip, grad_clip_params)
         self.metric_key = metric_key
         self.grad_clip_fn = grad_clip_fn
         self.grad_clip_params = grad_clip_params
@@ -63,7 +71,8 @@ class BackwardCallback(IBackwardCallback):
         mine = [each for each in steppers if isinstance(each, OptimizerCallback) and each.metric_key == self.metric_key]
         if self._reads_gradients and any(each.accumulation_steps > 1 for each in mine):
             raise ValueError(
-                "BackwardCallback cannot clip accumulated gradients; pass grad_clip_fn to OptimizerCallback instead"
+                "BackwardCallback cannot clip accumulated gradients; pass gradient_clip or grad_clip_fn to "
+                "OptimizerCallback instead"
             )
         self._steppers = mine
         others = [each for each in steppers if isinstance(each, BackwardCallback)]

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from runnerkit import callbacks  # for BackwardCallback, whose module imports this one: it is found when first used
 from runnerkit.callback import CallbackOrder, IBackwardCallback, IOptimizerCallback, innermost
-from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, make_clip
+from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, clip_of_norm, make_clip
 from runnerkit.errors import UnknownKeyError
 from runnerkit.steps.gradient_step import WeightUnits, gradients_of
 from runnerkit.steps.learning_rates import rates_of
 from runnerkit.steps.sum_of_shares import SumOfShares
 from runnerkit.support.arguments import check_integers, check_numbers, check_strings
+from runnerkit.support.former_arguments import warn_of_argument
 from runnerkit.support.torch_internals import divide_each_, local
 from runnerkit.types import StateDict, as_dict
 
@@ -47,9 +48,11 @@ class OptimizerCallback(IOptimizerCallback):
             in ``torch.nn.utils``. Instead of a parameter with a sparse gradient it gets the rows that this concerns,
             with a dense one.
         grad_clip_params: keyword arguments of `grad_clip_fn`.
-        grad_clip_norm, grad_clip_value: largest norm of all its gradients together, largest magnitude of each; pass one
-            of them, or `grad_clip_fn`. Without any, ``runner.gradient_clip`` is the norm of the gradients of all such
-            optimizers that step on the batch.
+        grad_clip_norm: the former name of `gradient_clip`.
+        grad_clip_value: largest magnitude of each of its gradients.
+        gradient_clip: largest norm of all its gradients together; pass one of this, `grad_clip_value` and
+            `grad_clip_fn`. Without any, ``runner.gradient_clip`` is the norm of the gradients of all such optimizers
+            that step on the batch.
         log_momentum: also log the momentum, or the first beta, of the optimizer.
 
     >>> OptimizerCallback("loss", accumulation_steps=4).accumulation_steps
@@ -67,14 +70,20 @@ class OptimizerCallback(IOptimizerCallback):
         grad_clip_norm: float | None = None,
         grad_clip_value: float | None = None,
         *,
+        gradient_clip: float | None = None,
         log_momentum: bool = False,
     ) -> None:
         super().__init__(order=CallbackOrder.Optimizer)
         check_numbers(self, above=0, or_none=True, grad_clip_norm=grad_clip_norm, grad_clip_value=grad_clip_value)
-        if sum(each is not None for each in (grad_clip_fn, grad_clip_norm, grad_clip_value)) > 1:
-            raise ValueError(f"{type(self).__name__}: pass one of grad_clip_fn, grad_clip_norm and grad_clip_value")
+        check_numbers(self, above=0, or_none=True, gradient_clip=gradient_clip)
+        if sum(each is not None for each in (gradient_clip, grad_clip_fn, grad_clip_norm, grad_clip_value)) > 1:
+            raise ValueError(f"{type(self).__name__}: pass one of gradient_clip, grad_clip_value and grad_clip_fn")
         if grad_clip_norm is not None:
-            grad_clip_fn, grad_clip_params = "clip_grad_norm_", {"max_norm": grad_clip_norm}
+            now = f"gradient_clip={grad_clip_norm}"
+            warn_of_argument("OptimizerCallback(grad_clip_norm=)", instead=now, since="0.2.0", removed_in="1.0.0")
+            gradient_clip = grad_clip_norm
+        if gradient_clip is not None:
+            grad_clip_fn, grad_clip_params = clip_of_norm(self, gradient_clip, grad_clip_params)
         if grad_clip_value is not None:
             grad_clip_fn, grad_clip_params = "clip_grad_value_", {"clip_value": grad_clip_value}
         check_integers(self, accumulation_steps=accumulation_steps)

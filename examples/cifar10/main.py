@@ -13,13 +13,13 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
-from runnerkit import dl, utils
+from runnerkit import dl, engines, utils
 from runnerkit.engines.process_environment import ProcessEnvironment
 
 from images import DATASETS, augmentation, image_loaders, with_normalization
 from zoo import MODELS
 
-ENGINES = {name: getattr(dl, name) for name in dir(dl) if name.endswith("Engine") and name != "IEngine"}
+ENGINES = [name for name in dir(engines) if name.endswith("Engine") and name != "IEngine"]
 
 
 class ZooRunner(dl.SupervisedRunner):
@@ -71,7 +71,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=128, help="per process")
     parser.add_argument("--width", type=float, default=1.0, help="factor for the channels, for example 0.25 on a CPU")
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint in the logdir")
-    parser.add_argument("--engine", choices=sorted(ENGINES), metavar="NAME", help="(default: by launcher)")
+    parser.add_argument("--engine", choices=ENGINES, metavar="NAME", help="(default: by launcher)")
     parser.add_argument("--root", type=Path, default=Path("data"), help="folder of the images, downloaded if missing")
     parser.add_argument("--logdir", type=Path, help="(default: logs/DATASET/MODEL)")
     parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)  # torch.distributed.launch adds it
@@ -89,11 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
         criterion=nn.CrossEntropyLoss(),
         callbacks=[
             dl.BatchTransformCallback(augmentation(), input_key="features"),
-            dl.AccuracyCallback(input_key="logits", target_key="targets"),
+            dl.AccuracyCallback(),
         ],
         num_epochs=options.epochs,
         lr_scale="linear",
-        engine=ENGINES[options.engine]() if options.engine else default_engine(),
+        engine=options.engine or default_engine(),
         logdir=options.logdir,
         resume="auto" if options.resume else None,
         resume_options="arguments",  # --resume --lr 0.01 --epochs 300 uses that rate and the longer schedule

@@ -16,13 +16,13 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR
 
-from runnerkit import dl, utils
+from runnerkit import dl, engines, utils
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.torchvision_cpu import import_torchvision
 
 from imagenet_data import image_loaders, with_normalization
 
-ENGINES = {name: getattr(dl, name) for name in dir(dl) if name.endswith("Engine") and name != "IEngine"}
+ENGINES = {name: getattr(engines, name) for name in dir(engines) if name.endswith("Engine") and name != "IEngine"}
 # Defaults: with --data the recipe of Goyal et al. 2017 (arXiv:1706.02677), otherwise the trial.
 RECIPE = {
     "model": "resnet50",
@@ -156,7 +156,7 @@ def train(options: argparse.Namespace, callbacks: Iterable[dl.ICallback] = ()) -
     """Train; logs and checkpoints go to the logdir."""
     return ImageNetRunner(options).train(
         criterion=nn.CrossEntropyLoss(label_smoothing=options.label_smoothing),
-        callbacks=[dl.AccuracyCallback("logits", "targets", topk=(1, 5)), *callbacks],
+        callbacks=[dl.AccuracyCallback(topk=(1, 5)), *callbacks],
         num_epochs=options.epochs,
         lr_scale="linear",
         engine=make_engine(options),

@@ -27,7 +27,7 @@ def main(num_folds: int = 5, **where: Any) -> dict[str, list[float]]:
                 key: dl.TensorLoader(features[part], digits.targets[part], batch_size=64, shuffle=key == "train")
                 for key, part in zip(("train", "valid"), parts, strict=True)
             },
-            callbacks=[dl.AccuracyCallback("logits", "targets")],
+            callbacks=[dl.AccuracyCallback()],
             num_epochs=5,
             loggers={"console": None},
             **where,

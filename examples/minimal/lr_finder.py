@@ -40,7 +40,7 @@ def main(plot: str | None = None, **where: Any) -> dict[str, float]:
     loaders = {"train": loader(train=True), "valid": loader(train=False)}
     learned = {"suggestion": finder.suggestion, "diverged": finder.lrs[-1]}
     for name, lr in {"accuracy": finder.suggestion, "accuracy_of_first": first_lr}.items():
-        runner = train(lr, [dl.AccuracyCallback("logits", "targets")], loaders=loaders, num_epochs=5, **where)
+        runner = train(lr, [dl.AccuracyCallback()], loaders=loaders, num_epochs=5, **where)
         learned[name] = runner.epoch_metrics["valid"]["accuracy"]
     return learned
 

@@ -44,7 +44,7 @@ def main(**where: Any) -> dict[str, float]:
     cmc = dl.CMCScoreCallback("embeddings", "labels", "is_query", topk=(1, 5))
     model = nn.Linear(32, 8, bias=False)
     runner = TripletRunner(model)
-    before = runner.evaluate_loader(loaders["valid"], [cmc], engine=dl.CPUEngine())
+    before = runner.evaluate_loader(loaders["valid"], callbacks=[cmc], engine=dl.CPUEngine())
     runner.train(
         optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
         loaders=loaders,

@@ -24,7 +24,7 @@ def main(**where: Any) -> dict[str, float]:
         criterion=nn.CrossEntropyLoss(),
         optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
         loaders={"train": loader(train=True), "valid": loader(train=False)},
-        callbacks=[dl.AccuracyCallback("logits", "targets", topk=(1, 3))],
+        callbacks=[dl.AccuracyCallback(topk=(1, 3))],
         num_epochs=8,
         loggers={"console": None},
         **where,

@@ -28,8 +28,8 @@ def main(**where: Any) -> dict[str, float]:
         optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
         loaders=loaders,
         callbacks=[
-            dl.MultilabelAccuracyCallback("logits", "targets", threshold=0),  # a logit of 0 is a probability of 1/2
-            dl.AUCCallback("logits", "targets"),
+            dl.MultilabelAccuracyCallback(threshold=0),  # a logit of 0 is a probability of 1/2
+            dl.AUCCallback(),
         ],
         num_epochs=10,
         loggers={"console": None},

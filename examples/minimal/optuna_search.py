@@ -30,7 +30,7 @@ def main(num_trials: int = 15, **where: Any) -> dict[str, Any]:
             optimizer=torch.optim.Adam(model.parameters(), lr=lr),
             loaders=loaders,
             callbacks=[
-                dl.AccuracyCallback("logits", "targets"),
+                dl.AccuracyCallback(),
                 dl.OptunaPruningCallback(trial, monitor="valid/accuracy", mode="max"),
             ],
             num_epochs=5,

@@ -41,7 +41,7 @@ def main(**where: Any) -> dict[str, tuple[float, float]]:
     }
     ranking = [each("scores", "next", topk=10) for each in (dl.HitrateCallback, dl.MRRCallback, dl.NDCGCallback)]
     runner = dl.SupervisedRunner(input_key="bought", output_key="scores", target_key="next")
-    popular = runner.evaluate_loader(loaders["valid"], ranking, model=Popularity(train["bought"]))
+    popular = runner.evaluate_loader(loaders["valid"], callbacks=ranking, model=Popularity(train["bought"]))
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(NUM_ITEMS, 32), nn.Tanh(), nn.Linear(32, NUM_ITEMS))
     runner.train(
         model=model,

@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
             "train": DataLoader(train, batch_size=batch_size, num_workers=options.workers, collate_fn=collate),
             "valid": DataLoader(valid, batch_size=batch_size, collate_fn=collate),
         },
-        callbacks=[dl.AccuracyCallback("logits", "targets")],
+        callbacks=[dl.AccuracyCallback()],
         num_epochs=options.epochs,
         epoch_steps=options.epoch_steps,
         logdir=options.logdir,

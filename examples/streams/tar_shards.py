@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> dl.SupervisedRunner:
             "train": DataLoader(train, batch_size, num_workers=options.workers, drop_last=not options.webdataset),
             "valid": DataLoader(valid, batch_size=batch_size),
         },
-        callbacks=[dl.AccuracyCallback("logits", "targets")],
+        callbacks=[dl.AccuracyCallback()],
         num_epochs=options.epochs,
         epoch_steps=epoch_steps,
         logdir=options.logdir,

@@ -57,7 +57,7 @@ loaders:
   train: {_target_: task.make_loader, num_samples: 2000, seed: 0, batch_size: 32, shuffle: true}
   valid: {_target_: task.make_loader, num_samples: 500, seed: 1, batch_size: 100}
 callbacks:
-  accuracy: {_target_: runnerkit.dl.AccuracyCallback, input_key: logits, target_key: targets}
+  accuracy: {_target_: runnerkit.dl.AccuracyCallback}
 
 num_epochs: 5
 monitor: valid/accuracy
@@ -95,7 +95,7 @@ def train(logdir: str | Path, *, num_epochs: int = 5, lr: float = 0.01, width: i
             "train": make_loader(2000, seed=0, batch_size=32, shuffle=True),
             "valid": make_loader(500, seed=1, batch_size=100),
         },
-        callbacks=[dl.AccuracyCallback("logits", "targets")],
+        callbacks=[dl.AccuracyCallback()],
         hparams={"lr": lr, "width": width},
         num_epochs=num_epochs,
         logdir=logdir,

@@ -46,7 +46,7 @@ def main() -> None:
             "train": DataLoader(make_data(2000, seed=0), batch_size=32, shuffle=True),
             "valid": DataLoader(make_data(500, seed=1), batch_size=100),
         }},
-        callbacks=[dl.AccuracyCallback("logits", "targets")],
+        callbacks=[dl.AccuracyCallback()],
         num_epochs=5,
         logdir="logs/{stem}",
         resume="auto",  # continue after an interruption

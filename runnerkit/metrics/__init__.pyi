@@ -35,9 +35,11 @@ from runnerkit.metrics.roc import roc_curve as roc_curve
 from runnerkit.metrics.segmentation import DiceMetric as DiceMetric
 from runnerkit.metrics.segmentation import IOUMetric as IOUMetric
 from runnerkit.metrics.segmentation import TrevskyMetric as TrevskyMetric
+from runnerkit.metrics.segmentation import TverskyMetric as TverskyMetric
 from runnerkit.metrics.segmentation import dice as dice
 from runnerkit.metrics.segmentation import iou as iou
 from runnerkit.metrics.segmentation import trevsky as trevsky
+from runnerkit.metrics.segmentation import tversky as tversky
 
 __all__ = [
     "AUCMetric",
@@ -62,6 +64,7 @@ __all__ = [
     "Share",
     "SumsMetric",
     "TrevskyMetric",
+    "TverskyMetric",
     "accuracy",
     "auc",
     "average_precision",
@@ -77,4 +80,5 @@ __all__ = [
     "roc_curve",
     "topk_hits",
     "trevsky",
+    "tversky",
 ]

@@ -13,7 +13,7 @@ from runnerkit.metrics.class_indices import check_none_outside, is_above, num_ou
 from runnerkit.metrics.metric import Sums, SumsMetric, ratio, widest
 from runnerkit.support.arguments import check_integers, check_names, check_numbers
 
-__all__ = ["DiceMetric", "IOUMetric", "TrevskyMetric", "dice", "iou", "trevsky"]
+__all__ = ["DiceMetric", "IOUMetric", "TrevskyMetric", "TverskyMetric", "dice", "iou", "trevsky", "tversky"]
 
 
 def iou(outputs: Tensor, targets: Tensor, class_dim: int = 1, threshold: float | None = None) -> Tensor:
@@ -44,7 +44,7 @@ def dice(outputs: Tensor, targets: Tensor, class_dim: int = 1, threshold: float 
     return DiceMetric(class_dim, threshold=threshold).of_classes(outputs, targets)
 
 
-def trevsky(
+def tversky(
     outputs: Tensor,
     targets: Tensor,
     alpha: float,
@@ -54,10 +54,13 @@ def trevsky(
 ) -> Tensor:
     """Compute hits / (hits + beta * false alarms + alpha * misses) of each class; see :func:`iou`.
 
-    >>> trevsky(torch.tensor([[0.5, 1.0]]), torch.tensor([[1, 1]]), alpha=0.5)
+    >>> tversky(torch.tensor([[0.5, 1.0]]), torch.tensor([[1, 1]]), alpha=0.5)
     tensor([0.6667, 1.0000], dtype=torch.float64)
     """
-    return TrevskyMetric(alpha, beta, class_dim, threshold=threshold).of_classes(outputs, targets)
+    return TverskyMetric(alpha, beta, class_dim, threshold=threshold).of_classes(outputs, targets)
+
+
+trevsky = tversky  # the name in Catalyst
 
 
 class _OverlapMetric(SumsMetric, ABC):
@@ -174,19 +177,19 @@ class DiceMetric(_OverlapMetric):
         return 2 * hits, 2 * hits + false_alarms + misses
 
 
-class TrevskyMetric(_OverlapMetric):
-    """Values ``trevsky``, the Tversky index of :func:`trevsky`.
+class TverskyMetric(_OverlapMetric):
+    """Values ``tversky``, the Tversky index of :func:`tversky`.
 
     Args:
         alpha: weight of misses.
         beta: weight of false alarms; by default 1 - alpha, for an `alpha` in (0, 1).
         *arguments, **named: those of :class:`IOUMetric`.
 
-    >>> TrevskyMetric(alpha=0.3).beta
+    >>> TverskyMetric(alpha=0.3).beta
     0.7
     """
 
-    name = "trevsky"
+    name = "tversky"
 
     def __init__(self, alpha: float, beta: float | None = None, *arguments: Any, **named: Any) -> None:
         check_numbers(self, alpha=alpha)
@@ -200,3 +203,9 @@ class TrevskyMetric(_OverlapMetric):
 
     def parts(self, hits: Tensor, false_alarms: Tensor, misses: Tensor) -> tuple[Tensor, Tensor]:
         return hits, hits + self.beta * false_alarms + self.alpha * misses
+
+
+class TrevskyMetric(TverskyMetric):
+    """:class:`TverskyMetric` under the name that it has in Catalyst; its values are named ``trevsky``."""
+
+    name = "trevsky"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
@@ -50,7 +50,7 @@ class EvaluationHooks(ProcessState):
         loader: the loader to evaluate, under the key "valid".
         model: None uses the runner's.
         criterion: None uses the runner's.
-        engine: None uses the one of the run under way, if any, else the runner's.
+        engine: None uses the one of the run under way, if any, else that of :meth:`entered`.
         callbacks: in addition to the runner's criterion; None uses all callbacks that neither train nor save.
         progress_callbacks: callbacks that show progress, in addition to all others.
         trained_with: callbacks that were passed to the training in this process.
@@ -83,10 +83,13 @@ class EvaluationHooks(ProcessState):
         self._is_called_by_runner = False
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
+    def entered(self, *, otherwise: Callable[[], IEngine]) -> Iterator[None]:
         """Use what a run under way has made: its engine, the model as it prepared it, its criterion and callbacks.
 
         Afterwards the runner, all modes and all generators are as before. Within a run, every rank must call.
+
+        Args:
+            otherwise: returns the engine if none is given and no run is under way.
         """
         runner = self.runner
         # Not on a copy: bound methods and callbacks that the user kept refer to this runner.
@@ -106,9 +109,8 @@ class EvaluationHooks(ProcessState):
                 self._of_run = others | _with_separate_state(others, runner)
                 self.criterion = self.criterion if self.criterion is not None else runner.criterion
             self.model, self.engine = borrow_engine(
-                self.model, self.engine, trained=stage.training_model, trained_by=runner.engine,
-                otherwise=runner.get_engine,
-            )  # fmt: skip
+                self.model, self.engine, trained=stage.training_model, trained_by=runner.engine, otherwise=otherwise
+            )
             # Other processes send back the weights of what they evaluated.
             runner.model = self.model if self.model is not None else runner.model
             runner.criterion = self.criterion if self.criterion is not None else runner.criterion

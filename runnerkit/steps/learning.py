@@ -19,6 +19,7 @@ from runnerkit.steps.diverged import advice
 from runnerkit.steps.gradient_step import GradientStep, gradients_of
 from runnerkit.steps.sparse_gradients import with_dense_gradients
 from runnerkit.steps.sum_of_shares import divisor_of
+from runnerkit.support.former_arguments import warn_of_argument
 from runnerkit.support.torch_internals import divide_each_, local
 from runnerkit.types import as_dict
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from runnerkit.callback import IRunner
     from runnerkit.engine import IEngine
 
-Clip = float | Callable[[list[Tensor]], Any] | None
+Clip = Callable[[list[Tensor]], Any]
 Optimizers = str | Optimizer | Sequence[str | Optimizer] | None
 
 
@@ -46,7 +47,15 @@ class OwnSteps:
     checked: set[int] = field(default_factory=set)
     largest: Tensor | None = None
 
-    def learn(self, runner: IRunner, loss: Tensor, *, optimizer: Optimizers, clip: Clip) -> None:
+    def learn(
+        self,
+        runner: IRunner,
+        loss: Tensor,
+        *,
+        optimizer: Optimizers,
+        gradient_clip: float | None,
+        clip: Clip | float | None,
+    ) -> None:
         """Make a step; see :meth:`runnerkit.runner.IRunner.learn`."""
         if not runner.is_within_loader:
             raise RuntimeError("learn() makes a step within a batch: call it in handle_batch")
@@ -76,9 +85,8 @@ class OwnSteps:
                     engine.synchronize(each)
                 gradients = {id(gradient): gradient for each in chosen for gradient in gradients_of(each)}
                 divide_each_(list(map(local, gradients.values())), divisor_of(total()))
-            clip = runner.gradient_clip if clip is None else clip
-            if clip is not None:
-                _clip(engine, chosen, clip if callable(clip) else partial(nn.utils.clip_grad_norm_, max_norm=clip))
+            if (clips := _clip_of(runner.gradient_clip, gradient_clip, clip)) is not None:
+                _clip(engine, chosen, clips)
             for each in chosen:
                 engine.step(each)
         self._count(runner, chosen, loss.detach().abs())
@@ -145,7 +153,20 @@ def _chosen(optimizers: Any, wanted: Optimizers) -> list[Any]:
     return [by_key[each] if isinstance(each, str) else each for each in chosen]
 
 
-def _clip(engine: IEngine, optimizers: list[Any], clip: Callable[[list[Tensor]], Any]) -> None:
+def _clip_of(default: float | None, gradient_clip: float | None, clip: Clip | float | None) -> Clip | None:
+    """Return the function that clips; a number in the place of one is a norm, as it was before 0.2."""
+    if gradient_clip is not None and clip is not None:
+        raise ValueError("learn() got gradient_clip and clip: pass one of them")
+    if clip is not None and not callable(clip):
+        warn_of_argument("learn(clip=NUMBER)", instead=f"gradient_clip={clip}", since="0.2.0", removed_in="1.0.0")
+        gradient_clip = clip
+    elif clip is not None:
+        return clip
+    norm = default if gradient_clip is None else gradient_clip
+    return None if norm is None else partial(nn.utils.clip_grad_norm_, max_norm=norm)
+
+
+def _clip(engine: IEngine, optimizers: list[Any], clip: Clip) -> None:
     """Call `clip` once with the parameters of all optimizers."""
     if len(optimizers) == 1:
         engine.clip_gradients(optimizers[0], lambda own: clip(with_dense_gradients(own)))

@@ -233,6 +233,7 @@ RENAMED: dict[str, dict[str, str]] = {
     "TensorboardLogger": _LOGDIR,
     "TracingCallback": _METHOD,
     "TrevskyMetric": {**_EPS, **_CALL},
+    "TverskyMetric": {**_EPS, **_CALL},
 }
 
 

@@ -14,8 +14,9 @@ from typing import Any
 def names_of_stub(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` (PEP 562) of a module with a ``.pyi`` file.
 
-    Type checkers read the stub; at run time a name is imported when it is first used. The stub holds absolute imports
-    only: ``from package.module import Name as Name``, and ``from package import *`` for another module with a stub.
+    Type checkers read the stub; at run time a name is imported when it is first used. The stub holds absolute imports:
+    ``from package.module import Name as Name``, and ``from package import *`` for another module with a stub. If it has
+    an ``__all__``, names that this leaves out are found, but not listed.
 
     Args:
         module: the module's ``__name__``.
@@ -25,7 +26,9 @@ def names_of_stub(module: str) -> tuple[Callable[[str], Any], Callable[[], list[
     <class 'runnerkit.engines.device.CPUEngine'>
     """
     module_of = dict(imports_of_stub(module))
-    public = sorted(name for name, source in module_of.items() if source != f"{module}.{name}")  # not submodules
+    listed = _listed_in_stub(module)
+    own = {name for name, source in module_of.items() if source != f"{module}.{name}"}  # not submodules
+    public = listed or sorted(own)
 
     def get(name: str) -> Any:
         if name not in module_of:
@@ -36,7 +39,7 @@ def names_of_stub(module: str) -> tuple[Callable[[str], Any], Callable[[], list[
         return value
 
     def names() -> list[str]:
-        return sorted(module_of)
+        return sorted(listed or module_of)
 
     return get, names, public
 
@@ -54,6 +57,13 @@ def imports_of_stub(module: str) -> Iterator[tuple[str, str]]:
                 yield alias.name, f"{module}.{alias.name}"
             elif alias.asname == alias.name:  # without an alias, the import serves the stub itself
                 yield alias.name, node.module
+
+
+def _listed_in_stub(module: str) -> list[str]:
+    for node in ast.parse(_stub_of(module).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    return []
 
 
 def _stub_of(module: str) -> Path:

@@ -186,9 +186,9 @@ CASES: dict[str, tuple[Callable[[], dl.IMetricCallback], Callable[[dict[str, np.
         lambda: dl.DiceCallback(*masks, compute_per_class_metrics=True),
         lambda x: overlap("dice", x["masks"], x["target_masks"], alpha=0.5, beta=0.5),
     ),
-    "trevsky": (
-        lambda: dl.TrevskyCallback(*masks, alpha=0.2, threshold=0.4, compute_per_class_metrics=True),
-        lambda x: overlap("trevsky", *hard(x), alpha=0.2, beta=0.8),
+    "tversky": (
+        lambda: dl.TverskyCallback(*masks, alpha=0.2, threshold=0.4, compute_per_class_metrics=True),
+        lambda x: overlap("tversky", *hard(x), alpha=0.2, beta=0.8),
     ),
     "cmc": (lambda: dl.CMCScoreCallback("embeddings", "classes", "is_query", topk=3), lambda x: cmc(x, 3)),
 }

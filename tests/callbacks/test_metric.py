@@ -378,15 +378,17 @@ def test_accumulated_predictions_keep_no_graph():
     assert [value.requires_grad for value in kept] == [False]
 
 
-CROSS_ENTROPY = (torch.nn.functional.cross_entropy, "loss", "logits", "targets")
+CROSS_ENTROPY = {
+    "metric_fn": torch.nn.functional.cross_entropy, "input_key": "logits", "target_key": "targets", "metric_key": "loss"
+}  # fmt: skip
 ACCURACY = classification.MulticlassAccuracy(5, average="micro", validate_args=False)
 
 
 @pytest.mark.parametrize(
     "callback",
     [
-        FunctionalBatchMetricCallback(*CROSS_ENTROPY, log_on_batch=False),
-        FunctionalBatchMetricCallback(*CROSS_ENTROPY),
+        FunctionalBatchMetricCallback(**CROSS_ENTROPY, log_on_batch=False),
+        FunctionalBatchMetricCallback(**CROSS_ENTROPY),
         BatchMetricCallback(ACCURACY, "logits", "targets"),
         BatchMetricCallback(torchmetrics.MeanSquaredError(num_outputs=5), "logits", "logits"),
     ],
@@ -404,7 +406,8 @@ def test_step_reads_nothing_from_the_device(callback):
 def test_functional_metric_keeps_the_graph_and_has_a_name():
     """The value may be part of the loss."""
     logits = torch.rand(4, requires_grad=True)
-    callback = FunctionalBatchMetricCallback(l1_loss, "mae", {"logits": "input"}, {"targets": "target"}, prefix="a_")
+    keys = {"input_key": {"logits": "input"}, "target_key": {"targets": "target"}}
+    callback = FunctionalBatchMetricCallback(l1_loss, **keys, metric_key="mae", prefix="a_")
     runner = make_runner()
 
     run_loader(callback, runner, [{"logits": logits, "targets": torch.zeros(4)}])
@@ -418,7 +421,7 @@ def test_functional_metric_keeps_the_graph_and_has_a_name():
 def test_functional_metric_off_the_batch_is_weighted_by_batch_size():
     """A short last batch counts by its samples, over all processes."""
     shares = [[{"x": torch.full((4,), 1.0)}, {"x": torch.full((1,), 5.0)}], [{"x": torch.full((3,), 2.0)}]]
-    callback = FunctionalBatchMetricCallback(torch.mean, "mean", "x", [], log_on_batch=False)
+    callback = FunctionalBatchMetricCallback(torch.mean, input_key="x", target_key=[], log_on_batch=False)
 
     runners, _ = evaluate_on_ranks(callback, shares)
 

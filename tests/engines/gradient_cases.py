@@ -78,7 +78,7 @@ def train(engine: Any, case: Case, *, num_processes: int) -> Tensor:
     model, runner = mlp().to(_dtype(case.precision)), TokenRunner()
     runner.by_tokens = case.by_tokens
     data_loader = DataLoader(data(case.precision), batch_size=GLOBAL_BATCH // num_processes)
-    clip = {"grad_clip_norm": MAX_NORM} if case.is_clipped else {}
+    clip = {"gradient_clip": MAX_NORM} if case.is_clipped else {}
     step = dl.OptimizerCallback("loss", accumulation_steps=case.accumulated, **clip)
     options = {"loaders": {"train": data_loader}, "callbacks": [dl.BackwardCallback("loss"), step]}
     options |= {"optimizer": sgd(model, lr=0.05), "num_steps": NUM_STEPS}

@@ -94,7 +94,7 @@ def train(engine, *, batch_size=8, dropout=0.0, inner_dropout=0.0, accumulate=1,
           callbacks=None, **options):  # fmt: skip
     """Train; return the runner."""
     model = model or utils.initialize_parameters(Transformer(dropout, inner_dropout), seed=SEED)
-    step = dl.OptimizerCallback(accumulation_steps=accumulate, grad_clip_norm=clip)
+    step = dl.OptimizerCallback(accumulation_steps=accumulate, gradient_clip=clip)
     training, valid = DataLoader(data(), batch_size, shuffle=True), DataLoader(data(13), batch_size)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)  # Adam's steps amplify rounding
     callbacks = {"backward": dl.BackwardCallback(), "step": step, **(callbacks or {})}

@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 
-from runnerkit import dl
+from runnerkit import dl, engines
 from runnerkit.engines.by_name import ENGINES, VARIABLE, engine_by_name
 from tests.tiny import train
 
 
 def test_every_engine_has_its_name():
-    """Every engine class of `dl` has its name, besides the short names."""
-    classes = {name for name in dl.__all__ if name.endswith("Engine") and name != "IEngine"}
+    """Every engine class has its name, besides the short names."""
+    classes = {name for name in engines.__all__ if name.endswith("Engine") and name != "IEngine"}
 
     assert classes | {"cpu", "gpu", "dp", "ddp", "fsdp", "horovod"} == set(ENGINES)
     assert all(ENGINES[name] is getattr(dl, name) for name in classes)

@@ -168,7 +168,7 @@ def classes_of(shape):
 
 ZERO, SOME, HALF = {"threshold": 0}, {"threshold": 0.3}, {"threshold": 0.5}
 JACCARD, F1 = {"score": sk.jaccard_score, "name": "iou"}, {"score": sk.f1_score, "name": "dice"}
-INDEX = {"score": tversky, "name": "trevsky", **ZERO}
+INDEX = {"score": tversky, "name": "tversky", **ZERO}
 HIT = {"name": "hitrate02", "of_row": lambda relevance, ranks: (ranks[relevance] < 2).mean()}
 MRR = {"name": "mrr04", "of_row": lambda relevance, ranks: 1 / (1 + ranks[relevance].min())}
 MAP = {"name": "map04", "of_row": lambda relevance, ranks: sk.average_precision_score(relevance, -ranks)}
@@ -189,7 +189,7 @@ METRICS = {
     "IOUMetric(threshold=0)": (lambda _: metrics.IOUMetric(**ZERO), reference_overlap, ZERO | JACCARD),
     "IOUMetric()": (lambda _: metrics.IOUMetric(), reference_overlap, JACCARD),
     "DiceMetric(threshold=0)": (lambda _: metrics.DiceMetric(**ZERO), reference_overlap, ZERO | F1),
-    "TrevskyMetric(0.3, threshold=0)": (lambda _: metrics.TrevskyMetric(0.3, **ZERO), reference_overlap, INDEX),
+    "TverskyMetric(0.3, threshold=0)": (lambda _: metrics.TverskyMetric(0.3, **ZERO), reference_overlap, INDEX),
     "HitrateMetric(2)": (lambda _: metrics.HitrateMetric(2), reference_ranking, HIT),
     "MRRMetric(4)": (lambda _: metrics.MRRMetric(4), reference_ranking, MRR),
     "MAPMetric(4)": (lambda _: metrics.MAPMetric(4), reference_ranking, MAP),

@@ -41,7 +41,7 @@ class Program(dl.Runner):
     def handle_batch(self, batch):
         values = batch[0]
         loss = loss_of(self.model, values, torch.rand(len(values), 1), torch.randn(len(values), 2))
-        self.learn(loss, clip=0.5)
+        self.learn(loss, gradient_clip=0.5)
         self.batch_metrics["loss"] = loss
 
 

@@ -80,7 +80,7 @@ class Program(dl.Runner):
         for _ in range(NUM_PASSES):
             for rows in torch.randperm(self.batch_size).chunk(2):
                 loss = loss_of(self.model, *(each[rows] for each in rollout))
-                self.learn(loss, clip=0.5)
+                self.learn(loss, gradient_clip=0.5)
         self.batch_metrics["loss"] = loss
 
     def state_dict(self):

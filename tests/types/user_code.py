@@ -67,6 +67,9 @@ def right() -> None:
         engine=dl.DistributedDataParallelAMPEngine(2, sync_bn=True, timeout_s=60, device="cpu"),
     )
     assert_type(runner, dl.SupervisedRunner)
+    dl.SupervisedRunner(engine="cpu").train(engine="ddp", precision="bf16", callbacks=[dl.AccuracyCallback()])
+    dl.DistributedDataParallelEngine(2, precision="bf16")
+    runner.predict_loader([], engine="cpu", precision="amp")
     assert_type(Mine().run(), Mine)
     assert_type(runner.evaluate_loader(runner.loaders["train"]), dict[str, float])
 
@@ -77,6 +80,8 @@ def wrong() -> None:
     runner.train(num_epoch=3)  # type: ignore[call-arg]
     runner.train(num_epochs="3")  # type: ignore[arg-type]
     runner.train(lr_scale="cubic")  # type: ignore[arg-type]
+    runner.train(precision="bf61")  # type: ignore[arg-type]
+    dl.CPUEngine(precision="bf61")  # type: ignore[arg-type]
     runner.predict_loader(loader=[], ddpp=True)  # may be arguments of a custom predict_batch: no checker can know
     dl.DistributedDataParallelAMPEngine(2, sync_bm=True)  # type: ignore[call-arg]
     dl.FullyShardedDataParallelAMPEngine(2, replicas="2")  # type: ignore[arg-type]

@@ -11,6 +11,36 @@ if TYPE_CHECKING:
     from runnerkit.runner import IRunner
 
 Keys: TypeAlias = str | list[str] | dict[str, str]
+_OF_RUNNER = {
+    "input_key": "output_key", "embeddings_key": "output_key", "target_key": "target_key", "labels_key": "target_key"
+}  # fmt: skip
+
+
+def keys_of(owner: object, runner: IRunner, given: Mapping[str, Keys | None]) -> tuple[Keys, ...]:
+    """Return the batch keys of a callback, in order; None is the key of its SupervisedRunner.
+
+    Args:
+        owner: the callback, whose class errors name.
+        given: the keys by the names of their arguments.
+    Raises:
+        TypeError: it is another runner, or one with several outputs or targets; the message says what to write.
+    """
+    return tuple(_key_of_runner(owner, runner, name) if key is None else key for name, key in given.items())
+
+
+def _key_of_runner(owner: object, runner: IRunner, name: str) -> str:
+    its_name = _OF_RUNNER[name]
+    its_key = getattr(runner, its_name, None)
+    if its_key is None:
+        raise TypeError(
+            f"{type(owner).__name__}: pass {name}=, a key of the batch, since {type(runner).__name__} is not a "
+            f"SupervisedRunner, whose {its_name} would be the default"
+        )
+    is_renamed = its_name == "output_key" and isinstance(its_key, Mapping)
+    names = [its_key] if isinstance(its_key, str) else [*(its_key.values() if is_renamed else its_key)]
+    if len(names) != 1:
+        raise TypeError(f"{type(owner).__name__}: pass {name}=, since the runner's {its_name} has several: {names}")
+    return str(names[0])
 
 
 def pick(runner: IRunner, *keys: Keys, reader: str) -> tuple[list[Any], dict[str, Any]]:

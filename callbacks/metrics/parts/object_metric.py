@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from runnerkit.callbacks.metrics.parts.batch_keys import pick
+from runnerkit.callbacks.metrics.parts.batch_keys import Keys, keys_of, pick
 from runnerkit.callbacks.metrics.parts.loader_state import LoaderStateCallback
 from runnerkit.metrics.metric import Metric
 from runnerkit.metrics.reduction import PartialSums
@@ -21,22 +21,30 @@ class ObjectMetricCallback(LoaderStateCallback[Metric]):
     Args:
         metric: it is copied for each pass over a loader, and never changed.
         log_on_batch: whether to put the batch's values into ``runner.batch_metrics``.
-        keys: keys of ``runner.batch`` whose values are passed to ``metric.update``.
+        keys: keys of ``runner.batch`` whose values are passed to ``metric.update``, by the names of their arguments;
+            None is the runner's, see :func:`.batch_keys.keys_of`.
     """
 
-    def __init__(self, metric: Metric, *, log_on_batch: bool, **keys: Any) -> None:
+    def __init__(self, metric: Metric, *, log_on_batch: bool, **keys: Keys | None) -> None:
         super().__init__()
-        check_keys(self, **keys)
+        check_keys(self, or_none=True, **keys)
         self.metric = metric
-        self.keys = tuple(keys.values())
+        self.keys = keys
+        self._found: tuple[Keys, ...] | None = None  # in the runner, where they are not given
         self.log_on_batch = log_on_batch
         self.provides = metric.names
 
     def new_state(self, runner: IRunner) -> Metric:
         return self.metric.copy()
 
+    def on_stage_start(self, runner: IRunner) -> None:
+        super().on_stage_start(runner)
+        self._found = keys_of(self, runner, self.keys)
+
     def on_batch_end(self, runner: IRunner) -> None:
-        inputs, named = pick(runner, *self.keys, reader=type(self).__name__)
+        if self._found is None:  # a wrapper may leave out the stage's start
+            self._found = keys_of(self, runner, self.keys)
+        inputs, named = pick(runner, *self._found, reader=type(self).__name__)
         metric = self.state(runner)
         if self.log_on_batch:
             runner.batch_metrics.update(metric.update_key_value(*inputs, **named))

@@ -45,6 +45,17 @@ def check_clip(owner: object, clip_fn: ClipFn, params: dict[str, Any] | None) ->
         raise ValueError(f"{type(owner).__name__}: {error}") from None
 
 
+def clip_of_norm(
+    owner: object, gradient_clip: float, params: dict[str, Any] | None
+) -> tuple[ClipFn, dict[str, Any] | None]:
+    """Return the function and its keyword arguments that clip to the norm `gradient_clip`; `params` must be None."""
+    if params is not None:
+        raise ValueError(
+            f"{type(owner).__name__}: grad_clip_params are for grad_clip_fn; gradient_clip={gradient_clip} needs none"
+        )
+    return "clip_grad_norm_", {"max_norm": gradient_clip}
+
+
 def gradient_norm(parameters: list[Tensor]) -> Tensor:
     """Return the Euclidean norm of all gradients, a () tensor on their device; every rank must call this."""
     return full_norm(
