@@ -50,7 +50,7 @@ runner = LanguageModel().train(
     criterion=nn.CrossEntropyLoss(ignore_index=PAD),
     optimizer=partial(torch.optim.AdamW, lr=0.005),
     scheduler=partial(dl.cosine_with_warmup, warmup_steps=10),
-    loaders={"train": load(lines[400:2400], shuffle=True), "valid": load(lines[:400])},
+    loaders={"train": load(lines[400:1600], shuffle=True), "valid": load(lines[:400])},
     num_epochs=2,
     accumulation_steps=2,
     gradient_clip=1.0,
