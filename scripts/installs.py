@@ -4,8 +4,8 @@
 
 The wheel is built, checked by twine as PyPI does, and installed with constraints.txt into environments of a temporary
 folder. Each row of the table has the number of packages, their size, the verdict of `pip check`, and the modules that
-were imported together, those of the extra's requirements. pip resolves before it downloads: where it chooses a torch for
-CUDA, gigabytes of libraries, the script ends with an error.
+were imported together, those of the extra's requirements. pip resolves before it downloads: if it chooses a torch for
+CUDA, which needs gigabytes of libraries, the script ends with an error.
 """
 
 import json

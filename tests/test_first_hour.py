@@ -97,7 +97,7 @@ def test_own_project_stops_early_with_the_best_weights(example):
     assert "stopped early" in out and "loaded the best weights" in out
 
 
-def test_own_project_may_be_started_again(example, caplog):
+def test_own_project_may_be_started_again(example):
     """The second start trains nothing, and keeps the best weights."""
     _, first = example("own_project")
     _, again = example("own_project")
@@ -220,7 +220,8 @@ def test_the_three_mistakes_are_explained(example):
     """Each error says where it is and what to write; without them the same program trains."""
     names, out = example("three_bugs")
 
-    nan, misspelt, shape, _ = re.split(r"^the loss is NaN:|^a metric is misspelt:|^a layer .*:|^without", out, flags=re.M)[1:]
+    headings = r"^the loss is NaN:|^a metric is misspelt:|^a layer .*:|^without"
+    _, nan, misspelt, shape, _ = re.split(headings, out, flags=re.MULTILINE)
     assert "FloatingPointError" in nan and "'1' (Linear), after an infinity in that of '0' (Log)" in nan
     assert "'acuracy'" in misspelt and "did you mean 'accuracy'" in misspelt
     assert "RuntimeError" in shape and "batch 1 of loader 'train'" in shape and "float32[64, 64]" in shape

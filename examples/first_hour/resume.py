@@ -44,4 +44,5 @@ resumed = train(folder / "interrupted")
 whole = train(folder / "whole")
 same = all(map(torch.equal, resumed.model.parameters(), whole.model.parameters()))
 same = same and resumed.experiment_metrics == whole.experiment_metrics
-print(f"weights and metrics of {len(whole.experiment_metrics)} epochs are {'equal' if same else 'NOT equal'}, bit for bit")
+how = "equal" if same else "NOT equal"
+print(f"weights and metrics of {len(whole.experiment_metrics)} epochs are {how}, bit for bit")

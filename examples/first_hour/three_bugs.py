@@ -52,4 +52,4 @@ for mistake, make in MISTAKES.items():
     except Exception as error:
         print(f"{mistake}:", "".join(format_exception_only(error)), sep="\n")
 runner = train(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-print(f"without the mistakes: accuracy {runner.epoch_metrics['valid']['accuracy']:.1%} after {runner.epoch_step} epochs")
+print(f"without mistakes: accuracy {runner.epoch_metrics['valid']['accuracy']:.1%} after {runner.epoch_step} epochs")

@@ -36,6 +36,6 @@ one = train(batch_size=64)
 two = train(batch_size=32, ddp=True)  # the batch size is per process
 pairs = zip(one.model.parameters(), two.model.parameters(), strict=True)
 difference = max(float((ours - theirs).detach().abs().max()) for ours, theirs in pairs)
-accuracies = [each.epoch_metrics["valid"]["accuracy"] for each in (one, two)]
-print(f"accuracy in 1 process {accuracies[0]:.4f}, in {two.engine.num_processes} processes {accuracies[1]:.4f}", end="; ")
-print(f"the weights differ by {difference:.0e} at most")
+first, second = (each.epoch_metrics["valid"]["accuracy"] for each in (one, two))
+both = f"in 1 process {first:.4f}, in {two.engine.num_processes} processes {second:.4f}"
+print(f"accuracy {both}; the weights differ by {difference:.0e} at most")
