@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "examples" / "notebooks"
 
 
-def outputs(name, folder):
+def outputs(path, folder):
     """Execute a copy in `folder`; return the outputs of its code cells in order."""
-    shutil.copy(NOTEBOOKS / name, folder)
+    shutil.copy(path, folder)
     own = {
         "IPYTHONDIR": str(folder),
         "JUPYTER_RUNTIME_DIR": str(folder),
@@ -26,11 +26,11 @@ def outputs(name, folder):
     # With this variable set, the kernel leaves its processes' output to pytest.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     done = subprocess.run(
-        [Path(sys.executable).parent / "jupyter", "execute", "--inplace", name], cwd=folder, text=True,
+        [Path(sys.executable).parent / "jupyter", "execute", "--inplace", path.name], cwd=folder, text=True,
         env={**inherited, **own}, capture_output=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    notebook = nbformat.read(folder / name, as_version=4)
+    notebook = nbformat.read(folder / path.name, as_version=4)
     return [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
 
 
@@ -38,7 +38,7 @@ def printed(outputs):
     return "".join(output.text for output in outputs if output.output_type == "stream")
 
 
-@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.parent.rglob("*.ipynb")), ids=lambda path: path.stem)
 def test_a_notebook_is_kept_without_outputs(path):
     """Outputs would depend on the machine and change in every run; running the notebook takes half a minute."""
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
@@ -49,7 +49,7 @@ def test_a_notebook_is_kept_without_outputs(path):
 @pytest.mark.slow
 def test_the_quick_start_trains_and_shows(tmp_path):
     """It shows five epochs, the run, a table and a plot; most digits are right, and both counts agree."""
-    _, training, [run], [table], [picture], reading, [accuracy] = outputs("quick_start.ipynb", tmp_path)
+    _, training, [run], [table], [picture], reading, [accuracy] = outputs(NOTEBOOKS / "quick_start.ipynb", tmp_path)
 
     *lines, notice = printed(training).splitlines()
     assert notice.startswith("loaded the best weights")
@@ -66,7 +66,7 @@ def test_the_quick_start_trains_and_shows(tmp_path):
 @pytest.mark.slow
 def test_two_processes_train_in_a_notebook(tmp_path):
     """Both learn from their shards; the notebook receives model, metrics and callback, and one process's exception."""
-    _, training, result, failure = outputs("ddp_in_a_notebook.ipynb", tmp_path)
+    _, training, result, failure = outputs(NOTEBOOKS / "ddp_in_a_notebook.ipynb", tmp_path)
 
     assert printed(training).count("epoch  3") == 2, "only rank zero prints"
     first, second = printed(result).splitlines()
