@@ -38,11 +38,11 @@ runner = dl.SupervisedRunner().train(
     },
     callbacks=[
         dl.AccuracyCallback("logits", "targets"),
-        dl.EarlyStoppingCallback(patience=5, loader_key="valid", metric_key="loss", minimize=True),
+        dl.EarlyStoppingCallback(patience=5, monitor="valid/loss", mode="min"),
     ],
     num_epochs=100,
     logdir="logs/first_hour/own_project",
-    valid_loader="valid",  # the best epoch has the smallest loss here,
+    monitor="valid/loss",  # the best epoch has the smallest loss here,
     load_best_on_end=True,  # and the model ends with its weights
     resume="auto",
 )

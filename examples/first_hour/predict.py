@@ -36,7 +36,7 @@ Reader(make_model()).train(
     loaders={"train": loader(train=True), "valid": loader(train=False)},
     num_epochs=5,
     logdir=LOGDIR,
-    valid_loader="valid",
+    monitor="valid/loss",
     resume="auto",
 )
 reader = Reader(make_model()).load(LOGDIR)

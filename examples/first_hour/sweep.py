@@ -28,9 +28,8 @@ for lr in (0.1, 0.01, 0.001):
         hparams={"lr": lr},
         num_epochs=5,
         logdir=f"logs/first_hour/sweep/lr={lr}",
-        valid_loader="valid",
-        valid_metric="accuracy",
-        minimize_valid_metric=False,
+        monitor="valid/accuracy",
+        mode="max",
         resume="auto",
     )
 runs = compare_runs("logs/first_hour/sweep")  # the best first

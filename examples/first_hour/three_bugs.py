@@ -34,9 +34,8 @@ def train(*layers: nn.Module, metric: str = "accuracy", **options: Any) -> dl.Su
         callbacks=[dl.AccuracyCallback("logits", "targets")],
         loggers={"console": None},
         num_epochs=3,
-        valid_loader="valid",
-        valid_metric=metric,
-        minimize_valid_metric=False,
+        monitor=f"valid/{metric}",
+        mode="max",
         **options,
     )
 
