@@ -15,7 +15,7 @@ from runnerkit.callbacks.metrics.parts.metric_state import ForeignMetric, Metric
 from runnerkit.callbacks.metrics.parts.object_metric import ObjectMetricCallback
 from runnerkit.metrics.metric import Metric
 from runnerkit.support.arguments import check_keys, check_strings
-from runnerkit.support.former_arguments import formerly_by_position
+from runnerkit.support.deprecation import formerly_by_position
 from runnerkit.types import Scalar
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ __all__ = [
 class _MetricCallback(ObjectMetricCallback, ABC):
     logs_on_batch: bool  # unless set by the user
 
-    @formerly_by_position("log_on_batch", since="0.2.0", removed_in="1.0.0")
+    @formerly_by_position("log_on_batch")
     def __init__(
         self,
         metric: Metric | MetricLike,
@@ -144,7 +144,7 @@ class FunctionalBatchMetricCallback(BatchMeanCallback):
     ('mae',)
     """
 
-    @formerly_by_position("metric_key", "input_key", "target_key", "log_on_batch", since="0.2.0", removed_in="1.0.0")
+    @formerly_by_position("metric_key", "input_key", "target_key", "log_on_batch")
     def __init__(
         self,
         metric_fn: Callable[..., Tensor],

@@ -7,7 +7,7 @@ from typing import Any
 
 from runnerkit.callbacks.metrics.parts.object_metric import ObjectMetricCallback
 from runnerkit.metrics.segmentation import DiceMetric, IOUMetric, TrevskyMetric, TverskyMetric
-from runnerkit.support.former_arguments import warn_of_argument
+from runnerkit.support.deprecation import warn_of_argument
 
 __all__ = ["DiceCallback", "IOUCallback", "TrevskyCallback", "TverskyCallback"]
 
@@ -104,5 +104,5 @@ class TrevskyCallback(TverskyCallback):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         instead = "TverskyCallback, which logs 'tversky'"
-        warn_of_argument("TrevskyCallback", instead=instead, since="0.2.0", removed_in="1.0.0")
+        warn_of_argument("TrevskyCallback", instead=instead)
         super().__init__(*args, **kwargs)

@@ -18,7 +18,7 @@ from runnerkit.steps.gradient_step import WeightUnits, gradients_of
 from runnerkit.steps.learning_rates import rates_of
 from runnerkit.steps.sum_of_shares import SumOfShares
 from runnerkit.support.arguments import check_integers, check_numbers, check_strings
-from runnerkit.support.former_arguments import warn_of_argument
+from runnerkit.support.deprecation import warn_of_argument
 from runnerkit.support.torch_internals import divide_each_, local
 from runnerkit.types import StateDict, as_dict
 
@@ -80,7 +80,7 @@ class OptimizerCallback(IOptimizerCallback):
             raise ValueError(f"{type(self).__name__}: pass one of gradient_clip, grad_clip_value and grad_clip_fn")
         if grad_clip_norm is not None:
             now = f"gradient_clip={grad_clip_norm}"
-            warn_of_argument("OptimizerCallback(grad_clip_norm=)", instead=now, since="0.2.0", removed_in="1.0.0")
+            warn_of_argument("OptimizerCallback(grad_clip_norm=)", instead=now)
             gradient_clip = grad_clip_norm
         if gradient_clip is not None:
             grad_clip_fn, grad_clip_params = clip_of_norm(self, gradient_clip, grad_clip_params)

@@ -19,7 +19,7 @@ from runnerkit.steps.diverged import advice
 from runnerkit.steps.gradient_step import GradientStep, gradients_of
 from runnerkit.steps.sparse_gradients import with_dense_gradients
 from runnerkit.steps.sum_of_shares import divisor_of
-from runnerkit.support.former_arguments import warn_of_argument
+from runnerkit.support.deprecation import warn_of_argument
 from runnerkit.support.torch_internals import divide_each_, local
 from runnerkit.types import as_dict
 
@@ -158,7 +158,7 @@ def _clip_of(default: float | None, gradient_clip: float | None, clip: Clip | fl
     if gradient_clip is not None and clip is not None:
         raise ValueError("learn() got gradient_clip and clip: pass one of them")
     if clip is not None and not callable(clip):
-        warn_of_argument("learn(clip=NUMBER)", instead=f"gradient_clip={clip}", since="0.2.0", removed_in="1.0.0")
+        warn_of_argument("learn(clip=NUMBER)", instead=f"gradient_clip={clip}")
         gradient_clip = clip
     elif clip is not None:
         return clip

@@ -47,7 +47,7 @@ def written(arguments: Mapping[str, Any]) -> str:
     "monitor='valid/loss', mode='min'"
     """
     return ", ".join(
-        f"{name}={value!r}" if isinstance(value, str | int | float) else f"{name}=..."
+        f"{name}={value!r}" if value is None or isinstance(value, str | int | float) else f"{name}=..."
         for name, value in arguments.items()
     )
 
@@ -130,8 +130,7 @@ def accepts_old_names(*renamed: OldNames, by_position: Sequence[str] = ()) -> Ca
             pairs = [pair for each in renamed if any(pair := each.replace(owner, given))]
             if pairs:
                 old, new = (", ".join(part) for part in zip(*pairs, strict=True))
-                said = f"{owner}({old}) is deprecated since {SINCE} and will be removed in {REMOVED_IN}: write {new}"
-                warnings.warn(said, FutureWarning, stacklevel=_level_of_caller())
+                warn_of_argument(f"{owner}({old})", instead=new)
             return method(self, *args, **given)
 
         renaming.old_names = tuple(name for each in renamed for name in each.names)  # type: ignore[attr-defined]
@@ -140,15 +139,54 @@ def accepts_old_names(*renamed: OldNames, by_position: Sequence[str] = ()) -> Ca
     return decorate
 
 
+def formerly_by_position(*names: str) -> Callable[[Method], Method]:
+    """Let a method take arguments by position that are keyword-only now, with a warning that says what to write.
+
+    Args:
+        names: of these arguments in their former order, after those that still have a position.
+
+    >>> class Difference:
+    ...     @formerly_by_position("b", "a")
+    ...     def __init__(self, *, a, b):
+    ...         self.value = a - b
+    >>> Difference(a=3, b=2).value
+    1
+    """
+
+    def decorate(method: Method) -> Method:
+        kinds = [each.kind for each in signature(method).parameters.values()]
+        num_by_position = kinds.count(Parameter.POSITIONAL_OR_KEYWORD)  # with self
+
+        @wraps(method)
+        def checked(*args: Any, **named: Any) -> Any:
+            former = dict(zip(names, args[num_by_position:], strict=False))
+            # Any other wrong call raises as it does without this decorator.
+            if former and len(args) <= num_by_position + len(names) and not former.keys() & named.keys():
+                owner = type(args[0]).__name__ if method.__name__ == "__init__" else method.__name__
+                warn_of_argument(f"{owner}: {' and '.join(former)} by position", instead=written(former))
+                args, named = args[:num_by_position], {**former, **named}
+            return method(*args, **named)
+
+        return cast(Method, checked)
+
+    return decorate
+
+
+def warn_of_argument(what: str, *, instead: str) -> None:
+    """Warn, at the line of the caller outside of runnerkit, that an argument is deprecated.
+
+    Args:
+        what: the argument, with its function or class.
+        instead: what to write.
+    """
+    level, frame = 2, sys._getframe(1)
+    while str(frame.f_globals.get("__name__")).startswith("runnerkit.") and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    message = f"{what} is deprecated since {SINCE} and will be removed in {REMOVED_IN}: write {instead}"
+    warnings.warn(message, FutureWarning, stacklevel=level)
+
+
 def old_names(target: Any) -> tuple[str, ...]:
     """Return the old names of arguments that a function, or the constructor of a class, accepts."""
     method = getattr_static(target, "__init__") if isinstance(target, type) else target
     return getattr(method, "old_names", ())
-
-
-def _level_of_caller() -> int:
-    """Return the `stacklevel` of the first caller outside of runnerkit, for a warning of the calling function."""
-    level, frame = 2, sys._getframe(2)
-    while str(frame.f_globals.get("__name__")).startswith("runnerkit.") and frame.f_back is not None:
-        level, frame = level + 1, frame.f_back
-    return level
