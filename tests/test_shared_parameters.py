@@ -270,7 +270,7 @@ def in_horovod():
 @pytest.mark.horovod
 @pytest.mark.slow
 def test_horovod_sends_a_gradient_of_two_optimizers_once():
-    """Whether it is averaged or summed."""
+    """With the operation "average" and with "sum"."""
     pytest.importorskip("horovod.torch", reason="Horovod is not installed")
 
     results = dl.HorovodEngine(2, device="cpu").launch(in_horovod)
