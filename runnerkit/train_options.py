@@ -21,6 +21,7 @@ from runnerkit.loggers import ConsoleLogger, CSVLogger, TensorboardLogger
 from runnerkit.loggers.tensorboard import has_tensorboard
 from runnerkit.loop import checks, parameter_checks, run_logs
 from runnerkit.loop.component_checks import check_components
+from runnerkit.loop.loader_kinds import ends_for_good
 from runnerkit.metrics.first_non_finite import check_policy
 from runnerkit.monitor import Mode, Monitor, ThreeArguments
 from runnerkit.resume.overrides import Source, check_source
@@ -288,6 +289,20 @@ class TrainOptions:
         trains_nothing = checks.check_trains(self.loaders, has_optimizer=self.optimizer is not None)
         if trains_nothing is not None:
             raise ValueError(trains_nothing)
+        self._warn_of_iterators(self.loaders)
+
+    def _warn_of_iterators(self, loaders: Mapping[str, Any]) -> None:
+        """Warn if a loader would be empty after the first epoch, unless a callback ends epochs before it does."""
+        is_cut = self.num_steps is not None or self.num_samples is not None or self.overfit or self.check
+        if is_cut or (self.budget.num_epochs or 1) < 2:
+            return
+        for key, loader in loaders.items():
+            if ends_for_good(loader) and not (self.epoch_steps is not None and key.startswith("train")):
+                log.warning(
+                    "loader %r is a %s, which can be read once, but num_epochs is %s: when it has ended, the next epoch "
+                    "raises. Pass what it was made from, a DataLoader, or a list of its batches",
+                    key, type(loader).__name__, self.num_epochs,
+                )  # fmt: skip
 
 
 def callbacks_by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None) -> dict[str, ICallback]:

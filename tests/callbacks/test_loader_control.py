@@ -204,3 +204,12 @@ def test_an_iterator_that_has_ended_is_named_where_it_is_read_again(key, make, o
 
     with pytest.raises(ValueError, match=rf"loader '{key}' gave no batch.*can be read once.*pass what it was made"):
         train(loaders=loaders, **options)
+
+
+@pytest.mark.parametrize("key", ["train", "valid"])
+def test_a_generator_of_several_epochs_is_warned_of_before_training(key, caplog):
+    loaders = {"train": loader(8, 4), "valid": loader(8, 4), key: endless()}
+
+    train(loaders=loaders, num_epochs=2, callbacks=[at("on_batch_end", stop_after_three)])
+
+    assert f"loader '{key}' is a generator, which can be read once" in caplog.text
