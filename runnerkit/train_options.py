@@ -299,8 +299,8 @@ class TrainOptions:
         for key, loader in loaders.items():
             if ends_for_good(loader) and not (self.epoch_steps is not None and key.startswith("train")):
                 log.warning(
-                    "loader %r is a %s, which can be read once, but num_epochs is %s: when it has ended, the next epoch "
-                    "raises. Pass what it was made from, a DataLoader, or a list of its batches",
+                    "loader %r is a %s, which can be read once, but num_epochs is %s: when it has ended, the next "
+                    "epoch raises. Pass what it was made from, a DataLoader, or a list of its batches",
                     key, type(loader).__name__, self.num_epochs,
                 )  # fmt: skip
 

@@ -181,7 +181,7 @@ def test_epochs_of_an_endless_generator_may_be_ended_by_a_callback(callback):
 
 
 def test_a_generator_may_be_read_once_in_several_epochs():
-    periods = dl.PeriodicLoaderCallback("valid", "loss", valid=2)
+    periods = dl.PeriodicLoaderCallback(monitor="valid/loss", mode="min", valid=2)
     loaders = {"train": loader(16, 4), "valid": (batch for batch in loader(8, 4))}
 
     runner = train(loaders=loaders, num_epochs=3, callbacks=[periods])
