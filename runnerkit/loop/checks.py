@@ -159,7 +159,7 @@ def check_one_loader(loader: Any, *, reader: str) -> None:
 
 
 def why_empty(loader: Any, *, num_processes: int = 1) -> str:
-    """Return the sizes from which a loader without a batch follows, as far as it has them."""
+    """Describe the sizes of a loader that has no batch."""
     if not isinstance(loader, DataLoader) or not isinstance(loader.dataset, Sized):
         return "it yields no batches"
     each = f" in each of {num_processes} processes" if num_processes > 1 else ""
