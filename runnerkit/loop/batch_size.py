@@ -45,7 +45,7 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 def doubt_of(batch: Batch, size: int, *, expected: Any, is_only: bool) -> tuple[str, bool]:
-    """Return why the number of samples counted in a loader's first batch looks wrong, and whether it surely is.
+    """Return why the number of samples counted in a first batch looks wrong, or "", and whether it surely is.
 
     Args:
         size: the number counted.

@@ -240,7 +240,7 @@ class RunLogs(ProcessState):
 
 
 def _release(release: Callable[[], None], error: BaseException | None) -> None:
-    """Release a logdir; after a run that failed with `error`, another one is added to it."""
+    """Release a logdir; its failure is a note of the `error` that ended the run, if there is one."""
     asked: list[int] = []
     try:
         with handling_stop_signals(asked.append):  # the last checkpoint may be on its way to a store
@@ -255,7 +255,7 @@ def _release(release: Callable[[], None], error: BaseException | None) -> None:
 
 
 def _close(key: str, logger: ILogger, error: BaseException | None) -> None:
-    """Close a logger after a run that failed with `error`, if it did."""
+    """Close a logger, whose failure is a note of the `error` that ended the run, if there is one."""
     name = type(logger).__name__
     try:
         try:
