@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import Parameter, isclass, signature
 from typing import Any, Protocol, TypeVar, cast
 
 from typing_extensions import deprecated as with_warning
@@ -140,7 +140,7 @@ def accepts_old_names(*renamed: OldNames, by_position: Sequence[str] = ()) -> Ca
 
 def old_names(target: Any) -> tuple[str, ...]:
     """Return the old names of arguments that a function, or the constructor of a class, accepts."""
-    return getattr(target.__init__ if isinstance(target, type) else target, "old_names", ())
+    return getattr(target.__init__ if isclass(target) else target, "old_names", ())
 
 
 def _level_of_caller() -> int:
