@@ -101,7 +101,7 @@ class Renamed:
             return "", ""
         refuse_both(owner, [self.old], given, [self.new])
         del given[self.old]
-        given[self.new] = value if self.values is None else self.values[value]
+        given[self.new] = value if self.values is None else self.values[str(value)]
         return written({self.old: value}), written({self.new: given[self.new]})
 
 
