@@ -89,7 +89,6 @@ class CheckpointCallback(ICheckpointCallback):
     store_class = CheckpointStore  # how and where: a subclass of the callback may name another
 
     folder = StoreAttribute[Path]()
-    monitor = StoreAttribute[Monitor | None]()
     keep_best = StoreAttribute[int]()
     topk = StoreAttribute[int]("keep_best")  # its name before 0.2.0
     save_last = StoreAttribute[bool]()
@@ -164,6 +163,14 @@ class CheckpointCallback(ICheckpointCallback):
             self.logdir, selects, keep_best=keep_best, save_last=save_last, save_best=save_best
         )
         self._stop = StopOnSignal(max_hours, self._store)
+
+    @property
+    def monitor(self) -> Monitor | None:
+        return self._store.monitor
+
+    @monitor.setter
+    def monitor(self, monitor: Monitor | None) -> None:
+        self._store.monitor = monitor
 
     def on_experiment_start(self, runner: IRunner) -> None:
         self._stop.start_clock()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar, cast
 
 from runnerkit.errors import did_you_mean
 from runnerkit.support.arguments import check_flags, check_strings
 from runnerkit.support.deprecation import refuse_both, written
 
 Mode = Literal["min", "max"]
-_MINIMIZES = {"min": True, "max": False, None: None}
+_MINIMIZES: dict[str | None, bool | None] = {"min": True, "max": False, None: None}
 T = TypeVar("T")
 
 
@@ -114,7 +114,7 @@ class MonitorPart(Generic[T]):
 
     def __get__(self, callback: Any, owner: type) -> T:
         monitor = getattr(callback, "monitor", None)
-        return None if monitor is None else getattr(monitor, self._part)  # type: ignore[return-value]
+        return cast("T", None if monitor is None else getattr(monitor, self._part))
 
 
 @dataclass(frozen=True)
