@@ -199,10 +199,8 @@ def main() -> NoReturn:
     importlib.import_module("runnerkit.torchvision_cpu").import_torchvision()
     for name in PRELOADED:
         importlib.import_module(name)
-    for facade in ("callbacks", "engines", "dl"):
-        package = importlib.import_module(f"runnerkit.{facade}")
-        for name in package.__all__:  # loads its module
-            getattr(package, name)
+    for name, _ in sys.modules["runnerkit.support.stub_names"].imports_of_stub("runnerkit.dl"):  # loads its module
+        getattr(sys.modules["runnerkit.dl"], name)
     gc.collect()
     gc.freeze()  # garbage collection in a child would copy all these pages
     others = [path for path in Path("/proc/self/task").iterdir() if path.name != str(os.getpid())]
