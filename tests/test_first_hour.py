@@ -119,7 +119,7 @@ def test_each_token_has_the_same_weight(example):
     assert loss == pytest.approx(losses[kept].mean().item(), rel=1e-5)
     assert abs(loss - torch.stack(by_batch).mean().item()) > 1e-4 * loss
     assert loss < 3.5 and f"{loss:.2f} nats" in out
-    assert names["runner"].optimizer_step == 2 * 38  # 75 batches of 16, two in a step
+    assert names["runner"].optimizer_step == 2 * 63  # 125 batches of 16, two in a step
 
 
 def test_the_own_metric_is_exact_and_the_own_callback_stops(example):

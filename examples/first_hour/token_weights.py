@@ -38,7 +38,7 @@ class LanguageModel(dl.SupervisedRunner):
 torch.manual_seed(0)
 texts = [line.encode()[:LONGEST] for line in "\n".join(topics.values()).splitlines() if line]
 lines = pad_sequence([torch.tensor(list(text)) for text in texts], batch_first=True, padding_value=PAD)
-train, valid = lines[400:1600], lines[:400]
+train, valid = lines[400:2400], lines[:400]
 runner = LanguageModel().train(
     model=Transformer(),
     criterion=nn.CrossEntropyLoss(ignore_index=PAD),
