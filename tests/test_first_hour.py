@@ -39,7 +39,7 @@ def lines_of(path):
 
 
 def without_numbers(text):
-    return re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "#", text)
+    return re.sub(r"-?\d+(\.\d+)?(e[-+]?\d+)?", "#", text)
 
 
 def test_the_table_has_each_task_and_counts_its_lines():
@@ -110,16 +110,16 @@ def test_each_token_has_the_same_weight(example):
     names, out = example("token_weights")
 
     model, pad = names["runner"].model.cpu().eval(), names["PAD"]
-    text, targets = names["collate"](names["lines"][:400])
+    text, targets = names["valid"][:, :-1], names["valid"][:, 1:]
     with torch.no_grad():
         losses = cross_entropy(model(text), targets, ignore_index=pad, reduction="none")
     kept = targets != pad
     by_batch = [part[mask].mean() for part, mask in zip(losses.split(16), kept.split(16), strict=True)]
     loss = names["runner"].epoch_metrics["valid"]["loss"]
-    assert loss == pytest.approx(losses[kept].mean().item(), rel=1e-4)
-    assert abs(loss - torch.stack(by_batch).mean().item()) > 1e-3 * loss
+    assert loss == pytest.approx(losses[kept].mean().item(), rel=1e-5)
+    assert abs(loss - torch.stack(by_batch).mean().item()) > 1e-4 * loss
     assert loss < 3.5 and f"{loss:.2f} nats" in out
-    assert names["runner"].optimizer_step == 2 * 38  # 75 batches of 16, two in a step
+    assert names["runner"].optimizer_step == 2 * 63  # 125 batches of 16, two in a step
 
 
 def test_the_own_metric_is_exact_and_the_own_callback_stops(example):
@@ -198,7 +198,7 @@ def test_the_config_trains_and_takes_other_values(tmp_path):
     assert_promised("digits.yaml", out)
     runs = [tmp_path / "logs" / name for name in ("digits", "digits-2")]
     accuracies = [valid(run, "accuracy") for run in runs]
-    assert [len(each) for each in accuracies] == [3, 5] and min(each.max() for each in accuracies) > 0.9
+    assert [len(each) for each in accuracies] == [3, 5] and min(each.max() for each in accuracies) > 0.8
     assert f"accuracy {accuracies[0].iloc[-1]:.4g}" in out
     assert (runs[0] / "checkpoints" / "best.pth").exists() and "lr: 0.003" in (runs[1] / "hparams.yml").read_text()
 

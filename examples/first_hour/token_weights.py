@@ -9,7 +9,6 @@ from pydoc_data.topics import topics
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader
 
 from runnerkit import dl
 
@@ -36,20 +35,19 @@ class LanguageModel(dl.SupervisedRunner):
         self.batch_weight = (batch["targets"] != PAD).sum()
 
 
-def collate(lines: list[Tensor]) -> tuple[Tensor, Tensor]:
-    padded = pad_sequence(lines, batch_first=True, padding_value=PAD)
-    return padded[:, :-1], padded[:, 1:]
-
-
 torch.manual_seed(0)
-lines = [torch.tensor(list(line.encode()[:LONGEST])) for line in "\n".join(topics.values()).splitlines() if line]
-load = partial(DataLoader[Tensor], batch_size=16, collate_fn=collate)
+texts = [line.encode()[:LONGEST] for line in "\n".join(topics.values()).splitlines() if line]
+lines = pad_sequence([torch.tensor(list(text)) for text in texts], batch_first=True, padding_value=PAD)
+train, valid = lines[400:2400], lines[:400]
 runner = LanguageModel().train(
     model=Transformer(),
     criterion=nn.CrossEntropyLoss(ignore_index=PAD),
     optimizer=partial(torch.optim.AdamW, lr=0.005),
     scheduler=partial(dl.cosine_with_warmup, warmup_steps=10),
-    loaders={"train": load(lines[400:1600], shuffle=True), "valid": load(lines[:400])},
+    loaders={
+        "train": dl.TensorLoader(train[:, :-1], train[:, 1:], batch_size=16, shuffle=True),
+        "valid": dl.TensorLoader(valid[:, :-1], valid[:, 1:], batch_size=16),
+    },
     num_epochs=2,
     accumulation_steps=2,
     gradient_clip=1.0,
