@@ -53,7 +53,7 @@ def formerly_by_position(*names: str, since: str, removed_in: str) -> Callable[[
             if former and len(args) <= num_by_position + len(names) and not former.keys() & named.keys():
                 owner = type(args[0]).__name__ if method.__name__ == "__init__" else method.__name__
                 written = ", ".join(f"{name}={_shown(value)}" for name, value in former.items())
-                what = f"{owner}: {' and '.join(former)} by position"
+                what = f"{owner}: the position of {' and '.join(former)}"
                 warn_of_argument(what, instead=written, since=since, removed_in=removed_in)
                 args, named = args[:num_by_position], {**former, **named}
             return method(*args, **named)
