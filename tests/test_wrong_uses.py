@@ -224,7 +224,9 @@ OTHERS = {
     "evaluation of a frame": (evaluated(FRAME), TypeError, "evaluate_loader is a DataFrame; pass a loader"),
     "evaluation of a data set": (evaluated(classification(8)), TypeError, "a data set: pass DataLoader("),
     "evaluation of several loaders": (evaluated(LOADERS), TypeError, "pass loaders['train']"),
-    "evaluation by a class": (evaluated(VALID, callbacks=[dl.AccuracyCallback]), TypeError, "the class AccuracyCallback"),
+    "evaluation by a class": (
+        evaluated(VALID, callbacks=[dl.AccuracyCallback]), TypeError, "the class AccuracyCallback",
+    ),
     "evaluation by one callback": (
         evaluated(VALID, callbacks=dl.AccuracyCallback()), TypeError, "put it in a list",
     ),
