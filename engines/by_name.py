@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 from typing import Any
 
 from runnerkit.engine import IEngine
@@ -70,7 +71,8 @@ def engine_by_name(name: str | None, *, num_processes: int | None = None, precis
         name = "ddp" if num_processes is not None else type(get_available_engine()).__name__
     if name not in ENGINES:
         found = f"unknown engine {name!r}; expected one of {', '.join(ENGINES)}"
-        raise ValueError(found + did_you_mean(name, ENGINES))
+        is_device = re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", name) is not None
+        raise ValueError(found + (f"; write dl.DeviceEngine({name!r})" if is_device else did_you_mean(name, ENGINES)))
     engine, options = ENGINES[name], dict[str, Any]()
     if engine is GPUEngine and default_device().type == "cpu":
         raise ValueError(f"engine {name!r} needs a GPU and torch sees none; use 'cpu'")

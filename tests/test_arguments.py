@@ -90,7 +90,7 @@ def test_count_is_an_integer_from_1_on(callback, name, value):
         (dl.TracingCallback, {"filename": 0}, TypeError, "filename must be a str, got 0"),
         (dl.SystemMetricsCallback, {"peak_flops": "8"}, TypeError, "peak_flops must be a number > 0 or None, got '8'"),
         (dl.SklearnModelCallback, {"model_fn": None}, TypeError, "model_fn must be callable, got None"),
-        (dl.FunctionalBatchMetricCallback, {"metric_key": 8}, TypeError, "metric_key must be a str, got 8"),
+        (dl.FunctionalBatchMetricCallback, {"metric_key": 8}, TypeError, "metric_key must be a str or None, got 8"),
         (dl.ConsoleLogger, {"file": "8"}, TypeError, "file must be an open text file or None, got '8'"),
         (dl.CSVLogger, {"logdir": None}, TypeError, "logdir must be a path, got None"),
         (dl.JSONLLogger, {"logdir": 0}, TypeError, "logdir must be a path, got 0"),

@@ -1,4 +1,4 @@
-"""What users type: engines and precisions by name, `gradient_clip`, and what `dl` lists."""
+"""Names that users type: engines and precisions by name, `gradient_clip`, and the list of `dl`."""
 
 import importlib
 import importlib.util

@@ -160,7 +160,7 @@ TRAIN = {
     "apex is a word": refused(TypeError, "apex must be True or False", apex="yes"),
     "precision of Lightning": refused(ValueError, "precision must be", "did you mean 'bf16'", precision="bf16-mixed"),
     "precision is a dtype": refused(ValueError, "did you mean 'fp16'", precision=torch.float16),
-    "engine is a device": refused(TypeError, "engine=", "ddp=True", engine="cuda:0"),
+    "engine is a device": refused(ValueError, "engine 'cuda:0'", "dl.DeviceEngine('cuda:0')", engine="cuda:0"),
     "hang_timeout_s is a text": refused(TypeError, "hang_timeout_s must be a number", hang_timeout_s="60"),
     "num_epochs is a text": refused(TypeError, "num_epochs must be an integer >= 1 or None", num_epochs="3"),
     "gradient_clip is a flag": refused(TypeError, "gradient_clip must be a number", gradient_clip=True),
@@ -213,14 +213,16 @@ OTHERS = {
     "evaluation of a frame": (evaluated(FRAME), TypeError, "evaluate_loader is a DataFrame; pass a loader"),
     "evaluation of a data set": (evaluated(classification(8)), TypeError, "a data set: pass DataLoader("),
     "evaluation of several loaders": (evaluated(LOADERS), TypeError, "pass loaders['train']"),
-    "evaluation by a class": (evaluated(VALID, [dl.AccuracyCallback]), TypeError, "the class AccuracyCallback"),
+    "evaluation by a class": (
+        evaluated(VALID, callbacks=[dl.AccuracyCallback]), TypeError, "the class AccuracyCallback",
+    ),
     "evaluation by one callback": (
-        evaluated(VALID, dl.AccuracyCallback("logits", "targets")), TypeError, "put it in a list",
+        evaluated(VALID, callbacks=dl.AccuracyCallback()), TypeError, "put it in a list",
     ),
     "evaluation by a name": (evaluated(VALID, criterion="mse"), TypeError, "criterion=torch.nn.MSELoss()"),
     "evaluation without a seed": (evaluated(VALID, seed=None), TypeError, "evaluate_loader: seed must be an integer"),
     "evaluation with a typo": (evaluated(VALID, callback=[]), TypeError, "did you mean 'callbacks'"),
-    "evaluation on a name": (evaluated(VALID, engine="cpu", cpu=False), TypeError, "engine='cpu' is not an engine"),
+    "evaluation on a name": (evaluated(VALID, engine="cqu", cpu=False), ValueError, "unknown engine 'cqu'"),
     "file of predictions without a name": (
         lambda: dl.SupervisedRunner(mlp()).predict_to(None, loader=VALID, cpu=True), TypeError, "path must be a path",
     ),

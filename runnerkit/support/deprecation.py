@@ -163,7 +163,7 @@ def formerly_by_position(*names: str) -> Callable[[Method], Method]:
             # Any other wrong call raises as it does without this decorator.
             if former and len(args) <= num_by_position + len(names) and not former.keys() & named.keys():
                 owner = type(args[0]).__name__ if method.__name__ == "__init__" else method.__name__
-                warn_of_argument(f"{owner}: {' and '.join(former)} by position", instead=written(former))
+                warn_of_argument(f"{owner}: the position of {' and '.join(former)}", instead=written(former))
                 args, named = args[:num_by_position], {**former, **named}
             return method(*args, **named)
 
