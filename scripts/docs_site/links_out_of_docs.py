@@ -10,7 +10,7 @@ LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)(?:#[^)]*)?\)")
 
 
 def on_page_markdown(markdown, *, page, config, files):
-    """Turn ``[text](../tests/x.py)`` into a link, ``text (`tests/x.py`)``, or the path if the text is the file's name."""
+    """Turn ``[text](../tests/x.py)`` into a link, ``text (`tests/x.py`)``, or the path if it has the same name."""
     docs = Path(config.docs_dir).resolve()
 
     def replaced(link):
