@@ -198,7 +198,7 @@ def test_the_site_has_every_name_and_needs_no_network(site):
 
 def parameters_of(html):
     """Return the names in the lists of a page of the reference, one for each row."""
-    return re.findall(r"<li class=\"doc-section-item[^>]*>\s*<b>\s*<code>(\w+)</code>", html)
+    return re.findall(r"<li class=\"doc-section-item[^>]*>\s*<b>\s*<code>(?:<[^>]+>)*(\w+)", html)
 
 
 @pytest.mark.slow

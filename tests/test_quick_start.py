@@ -1,4 +1,4 @@
-"""Tests that the commands and programs of docs/tutorial/first_run.md run outside of the checkout, from pip to TensorBoard.
+"""Tests that docs/tutorial/first_run.md runs outside of the checkout, from pip to TensorBoard.
 
 By default the new environment links all packages of this one except runnerkit. If RUNNERKIT_WHEEL names a wheel, as
 in scripts/check_wheel.sh, the environment is empty and pip downloads the requirements.
