@@ -2,7 +2,7 @@
 
     python scripts/example_figures.py [NAME ...]
 
-A name is that of a file in examples/minimal; without one, all are run, in a few minutes of a CPU.
+A name is that of a file in examples/minimal; without one, all that have a figure are run, in a few minutes of a CPU.
 """
 
 import runpy
@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from torch import Tensor
 
@@ -27,7 +28,7 @@ EXAMPLES, FIGURES = ROOT / "examples" / "minimal", ROOT / "docs" / "images" / "e
 SIZE, DPI, NUM_COLORS = (4.8, 3.2), 120, 64
 STYLES = {"train": "--"}  # loaders that are evaluated have whole lines
 METRICS = {  # others draw the loss
-    "contrastive": ["recall01", "recall10"],
+    "contrastive": ["cmc01", "cmc10"],
     "kfold": ["accuracy"],
     "knowledge_distillation": ["accuracy"],
     "metric_learning": ["cmc01", "cmc05"],
@@ -39,11 +40,10 @@ METRICS = {  # others draw the loss
     "multilabel": ["accuracy", "auc"],
     "optuna_search": ["accuracy"],
     "recommender": ["hitrate10", "mrr10", "ndcg10"],
-    "reinforcement": ["return"],
     "stages": ["accuracy"],
 }
+WITHOUT = {"ema_swa", "gpt", "reinforcement"}  # those with one epoch, or runs that differ only after the last
 RUNS = {  # names of several runs of an example
-    "ema_swa": ["last weights", "EMA", "SWA"],
     "knowledge_distillation": ["teacher", "student"],
     "mixup": ["with mixup", "without"],
 }
@@ -83,6 +83,7 @@ def draw_curves(axes: Axes, name: str, runs: list[tuple[dl.IRunner, Curves]]) ->
                 if points:
                     axes.plot(*zip(*points, strict=True), label=label if len(runs) < 5 else None, **style)
     axes.set(xlabel="epoch", ylabel=metrics[0] if len(metrics) == 1 else "")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if len(runs) < 5:
@@ -162,5 +163,5 @@ def write(name: str) -> None:
 
 
 if __name__ == "__main__":
-    for each in sys.argv[1:] or sorted(path.stem for path in EXAMPLES.glob("*.py")):
+    for each in sys.argv[1:] or sorted({path.stem for path in EXAMPLES.glob("*.py")} - WITHOUT):
         write(each)
