@@ -46,14 +46,6 @@ def test_the_landing_page_makes_the_promises_of_the_readme():
     assert promises("docs/index.md") == promises("README.md") != []
 
 
-def test_code_of_the_tutorial_fits_as_it_is():
-    pages = sorted((ROOT / "docs" / "tutorial").glob("[!f]*.md"))  # the first run is narrowed like other pages
-
-    assert [
-        line for page in pages for block in blocks(page, "python") for line in block.splitlines() if len(line) > 88
-    ] == []
-
-
 def test_long_lines_of_code_are_broken_and_comments_move_above():
     code = 'x = f("a", 1)\nif x:\n    y = g({}, {}, 3)  # the reason why\n'.format("a" * 24, "b" * 24)
     fits = 'x = f("a", 1)\nif x:\n    # the reason why\n    y = g({}, {}, 3)\n'.format("a" * 24, "b" * 24)
