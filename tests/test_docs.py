@@ -200,5 +200,38 @@ def test_the_site_has_every_name_and_needs_no_network(site):
     assert elsewhere == re.findall(r"url\([\"']?(?:https?:)?//[^)]*\)", styles) == []
     assert {name for name in public() if f'id="{name}"' not in everything} == set()
     assert 'src="loop.svg"' in pages[site / "loop.html"] and (site / "loop.svg").is_file()
-    reference = "\n".join(text for path, text in pages.items() if path.parent.name == "reference")
+    reference = "\n".join(text for path, text in pages.items() if "reference" in path.relative_to(site).parts)
     assert "&gt;&gt;&gt;" in reference and "<blockquote>" not in reference and ":class:" not in reference
+
+
+def parameters_of(html):
+    """Return the names in the lists of a page of the reference, one for each row."""
+    return re.findall(r"<li class=\"doc-section-item[^>]*>\s*<b>\s*<code>(?:<[^>]+>)*(\w+)", html)
+
+
+@pytest.mark.slow
+def test_each_class_is_a_page_with_a_row_for_each_attribute(site):
+    """Pages stay small; types of runnerkit and torch are links."""
+    pages = {path.relative_to(site / "reference"): path for path in (site / "reference").rglob("*.html")}
+    large = {name: path.stat().st_size for name, path in pages.items() if path.stat().st_size > 150_000}
+    of_classes = {path.stem for path in pages if path.parent != Path()}
+
+    assert large == {}
+    assert of_classes == {name.rpartition(".")[2] for name, value in public().items() if inspect.isclass(value)}
+    runner = (site / "reference" / "runner" / "IRunner.html").read_text(encoding="utf-8")
+    assert {"model", "criterion", "optimizer", "scheduler", "sample_step"} <= set(parameters_of(runner))
+    assert 'href="../engines/IEngine.html#' in runner
+    assert "generated/torch.nn.Module.html" in (site / "reference" / "engines" / "IEngine.html").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_pages_have_version_themes_permalinks_and_neighbors(site):
+    page = (site / "exactness.html").read_text(encoding="utf-8")
+
+    assert f"runnerkit {runnerkit.__version__}" in page
+    assert page.count("data-md-color-scheme=") >= 3 and 'class="headerlink"' in page and "content.code.copy" in page
+    assert 'class="md-footer__link md-footer__link--prev"' in page
+    assert 'class="md-footer__link md-footer__link--next"' in page
+    example = (site / "examples" / "minimal" / "gan.html").read_text(encoding="utf-8")
+    assert 'src="../../images/examples/gan.png"' in example and "63.3% of the points" in example
+    assert 'href="minimal/gan.html"' in (site / "examples" / "index.html").read_text(encoding="utf-8")

@@ -86,6 +86,6 @@ def test_the_list_has_the_form_of_llms_txt(capsys):
     text = capsys.readouterr().out
     links = re.findall(r"^- \[[^\]]+\]\(docs/(\S+)\): \S.+$", text, flags=re.MULTILINE)
     assert re.match(r"# runnerkit\n\n> \S.+\n\n", text)
-    assert re.findall(r"^## (.+)$", text, flags=re.MULTILINE) == ["Guides", "Reference", "Migration"]
+    assert re.findall(r"^## (.+)$", text, flags=re.MULTILINE) == ["Guides", "Tutorial", "Reference", "Migration"]
     assert sorted(links) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
     assert text.strip() == llms_txt().strip()

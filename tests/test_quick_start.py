@@ -1,4 +1,4 @@
-"""Tests that the commands and programs of docs/index.md run outside of the checkout, from pip to TensorBoard.
+"""Tests that docs/tutorial/first_run.md runs outside of the checkout, from pip to TensorBoard.
 
 By default the new environment links all packages of this one except runnerkit. If RUNNERKIT_WHEEL names a wheel, as
 in scripts/check_wheel.sh, the environment is empty and pip downloads the requirements.
@@ -19,7 +19,7 @@ import pytest
 
 from tests.test_docs import ROOT, blocks
 
-PAGE = ROOT / "docs" / "index.md"
+PAGE = ROOT / "docs" / "tutorial" / "first_run.md"
 (MAKE_ENVIRONMENT, *INSTALL), [TRAIN], (TABLE, DRAW, SHOW) = map(str.splitlines, blocks(PAGE, "bash"))
 PROGRAMS = blocks(PAGE, "python")
 WHEEL = os.environ.get("RUNNERKIT_WHEEL")

@@ -19,7 +19,7 @@ FOLDER = _PACKAGE / "docs" if (_PACKAGE / "docs").is_dir() else _PACKAGE.parent 
 INDEX = "llms.txt"
 _REFERENCE = re.compile(r"^::: (\S+)$", flags=re.MULTILINE)
 _NOT_PROSE = ("#", ">", "|", "!", "<", "`", "-", "*", ":::", "```")  # beginnings of paragraphs without a summary
-_SECTIONS = {"": "Guides", "reference": "Reference", "migration": "Migration"}
+_SECTIONS = {"": "Guides", "tutorial": "Tutorial", "reference": "Reference", "migration": "Migration"}
 _ABOUT = """\
 # runnerkit
 

@@ -1,0 +1,34 @@
+"""MkDocs hook: links to files outside of docs/ lead to the pages of examples, to the repository, or become paths."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+
+LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)(?:#[^)]*)?\)")
+
+
+def on_page_markdown(markdown, *, page, config, files):
+    """Turn ``[text](../tests/x.py)`` into a link, ``text (`tests/x.py`)``, or the path if it has the same name."""
+    docs = Path(config.docs_dir).resolve()
+
+    def replaced(link):
+        text, target = link[1], (docs / page.file.src_uri).parent.joinpath(link[2]).resolve()
+        if target.is_relative_to(docs):
+            return link[0]
+        path = target.relative_to(docs.parent)
+        if files.get_file_from_path(own := page_of(path)):
+            return f"[{text}]({posixpath.relpath(own, posixpath.dirname(page.file.src_uri))})"
+        if config.repo_url:
+            return f"[{text}]({config.repo_url}/{'tree' if target.is_dir() else 'blob'}/HEAD/{path})"
+        return f"`{path}`" if Path(text.strip("`")).stem == target.stem else f"{text} (`{path}`)"
+
+    return LINK.sub(replaced, markdown)
+
+
+def page_of(path: Path) -> str:
+    """Return the page that an example has on the site; the gallery takes the place of the list of small ones."""
+    return (
+        "examples/index.md" if path.as_posix() == "examples/minimal/README.md" else path.with_suffix(".md").as_posix()
+    )
