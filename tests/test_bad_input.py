@@ -134,7 +134,7 @@ BAD = {
     "scheduler is a class": ({"scheduler": StepLR}, TypeError, "the class StepLR; pass"),
     "criterion is a class": ({"criterion": nn.CrossEntropyLoss}, TypeError, "instance of it: CrossEntropyLoss"),
     "optimizer is a class": ({"optimizer": torch.optim.SGD}, TypeError, "optimizer is the class SGD"),
-    "engine is a name": ({"engine": "ddp"}, TypeError, "engine='ddp' is not an engine; pass one, such as"),
+    "engine is a misspelt name": ({"engine": "dpp"}, ValueError, "unknown engine 'dpp'"),
     "engine is a class": ({"engine": dl.CPUEngine}, TypeError, "CPUEngine'> is not an engine"),
     "callback is a class": ({"callbacks": [dl.BackwardCallback]}, TypeError, "instance of it: BackwardCallback"),
     "callback alone": (lambda: {"callbacks": dl.BackwardCallback("loss")}, TypeError, "BackwardCallback; put it in"),

@@ -177,7 +177,7 @@ def test_where_no_metric_is_a_number_the_last_weights_stay(tmp_path, caplog):
     order = dl.CallbackOrder.Metric
     nan = at("on_loader_end", lambda runner: runner.loader_metrics.update(mine=float("nan")), order=order)
 
-    trained = train_in(tmp_path / "a", nan, checkpoint(tmp_path / "a", metric_key="mine", load_best_on_end=True))
+    trained = train_in(tmp_path / "a", nan, checkpoint(tmp_path / "a", monitor="valid/mine", load_best_on_end=True))
 
     assert torch.equal(weights(trained), weights(train_in(tmp_path / "b")))
     assert "'mine' of loader 'valid' was not a number at any checkpoint of stage" in caplog.text

@@ -56,9 +56,9 @@ class DistributedStep:
         self._steps_in_backward = op == "adasum" and self._num_processes > 1
         self._is_whole = False  # whether gradients are reduced over all processes
         self._shared = shared
-        sent_elsewhere = {each for one in shared for each in one._parameters}
+        sent_elsewhere = {each for one in shared for each in one.parameters}
         held = [*parameters_of(original)]
-        self._parameters: list[Tensor] = [each for each in held if each not in sent_elsewhere]
+        self.parameters: list[Tensor] = [each for each in held if each not in sent_elsewhere]
         try:
             with _frozen(each for each in held if each in sent_elsewhere):  # Horovod gives them no hook
                 self.optimizer: Any = hvd.DistributedOptimizer(
@@ -131,7 +131,7 @@ class DistributedStep:
     def holds_any_of(self, model: nn.Module) -> bool:
         """Return whether the optimizer updates a parameter of `model`."""
         of_model = {id(parameter) for parameter in model.parameters()}
-        return any(id(parameter) in of_model for parameter in self._parameters)
+        return any(id(parameter) in of_model for parameter in self.parameters)
 
     def before_backward(self) -> None:
         """Prepare for another backward pass, which adds to gradients that may be in flight or already averaged."""
@@ -139,7 +139,7 @@ class DistributedStep:
             self.synchronize()  # a second loss, before the step
         if self._is_whole and self._op == "sum":
             # Each rank holds the full sum, which is going to be summed over ranks once more.
-            for parameter in self._parameters:
+            for parameter in self.parameters:
                 if parameter.grad is not None:
                     parameter.grad.div_(self._num_processes)
         self._is_whole = False

@@ -94,7 +94,7 @@ def test_overlap_losses_are_one_minus_the_metric(loss, metric, mode):
     assert outputs.grad.abs().sum() > 0
 
 
-MODES = "DiceLoss: mode must be 'macro', 'micro', or 'weighted' with weights="
+MODES = "DiceLoss: average must be 'macro', 'micro', or 'weighted' with weights="
 
 
 def hard_triplets(labels):

@@ -31,7 +31,7 @@ def test_merged_metrics_of_processes_equal_scikit_learn(seed, sizes):
     found = {}
     for name in NAMES:
         callback, of_processes = CASES[name][0](), []
-        batches = zip(*(samples[key].split(flat) for key in callback.keys), strict=True)
+        batches = zip(*(samples[key].split(flat) for key in callback.keys.values()), strict=True)
         for of_process in sizes:
             of_processes.append(callback.metric.copy())
             for batch in islice(batches, len(of_process)):
@@ -48,7 +48,7 @@ def test_metrics_start_again_and_copy(name):
     """After a reset, and in a copy, there are no samples: all values are NaN."""
     callback, samples = CASES[name][0](), make_samples(40, seed=0)
     metric = callback.metric.copy()
-    metric.update(*(samples[key] for key in callback.keys))
+    metric.update(*(samples[key] for key in callback.keys.values()))
     other = metric.copy()
 
     values = metric.compute_key_value()
