@@ -107,6 +107,7 @@ def test_each_program_of_the_examples_has_a_page():
     programs = {
         path for path in folder.rglob("*.py") if 'if __name__ == "__main__"' in path.read_text(encoding="utf-8")
     }
+    programs |= set(folder.glob("first_hour/*.py"))
     expected = {path.relative_to(folder).as_posix() for path in [*programs, *folder.rglob("*.ipynb")]}
     assert set(found) == expected
     gan = found["minimal/gan.py"]

@@ -37,7 +37,7 @@ runner = dl.SupervisedRunner().train(
         "valid": DataLoader(Spirals(600, seed=1), batch_size=200),
     },
     callbacks=[
-        dl.AccuracyCallback("logits", "targets"),
+        dl.AccuracyCallback(),
         dl.EarlyStoppingCallback(patience=5, monitor="valid/loss", mode="min"),
     ],
     num_epochs=100,

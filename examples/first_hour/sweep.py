@@ -23,7 +23,7 @@ for lr in (0.1, 0.01, 0.001):
         criterion=nn.CrossEntropyLoss(),
         optimizer=torch.optim.Adam(model.parameters(), lr=lr),
         loaders={"train": loader(train=True), "valid": loader(train=False)},
-        callbacks=[dl.AccuracyCallback("logits", "targets")],
+        callbacks=[dl.AccuracyCallback()],
         loggers={"console": None},
         hparams={"lr": lr},
         num_epochs=5,

@@ -3,6 +3,7 @@
 python examples/first_hour/three_bugs.py
 """
 
+from functools import partial
 from traceback import format_exception_only
 from typing import Any
 
@@ -31,7 +32,7 @@ def train(*layers: nn.Module, metric: str = "accuracy", **options: Any) -> dl.Su
         criterion=nn.CrossEntropyLoss(),
         optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
         loaders={"train": loader(train=True), "valid": loader(train=False)},
-        callbacks=[dl.AccuracyCallback("logits", "targets")],
+        callbacks=[dl.AccuracyCallback()],
         loggers={"console": None},
         num_epochs=3,
         monitor=f"valid/{metric}",
@@ -41,9 +42,9 @@ def train(*layers: nn.Module, metric: str = "accuracy", **options: Any) -> dl.Su
 
 
 MISTAKES = {
-    "the loss is NaN": lambda: train(Log(), nn.Linear(64, 10), non_finite="locate"),
-    "a metric is misspelt": lambda: train(nn.Linear(64, 10), metric="acuracy"),
-    "a layer has the wrong shape": lambda: train(nn.Linear(64, 32), nn.ReLU(), nn.Linear(64, 10)),
+    "the loss is NaN": partial(train, Log(), nn.Linear(64, 10), non_finite="locate"),
+    "a metric is misspelt": partial(train, nn.Linear(64, 10), metric="acuracy"),
+    "a layer has the wrong shape": partial(train, nn.Linear(64, 32), nn.ReLU(), nn.Linear(64, 10)),
 }
 for mistake, make in MISTAKES.items():
     try:

@@ -25,7 +25,7 @@ def train(batch_size: int, **where: Any) -> dl.SupervisedRunner:
         criterion=nn.CrossEntropyLoss(),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
         loaders={key: loader(key == "train", batch_size) for key in ("train", "valid")},
-        callbacks=[dl.AccuracyCallback("logits", "targets")],
+        callbacks=[dl.AccuracyCallback()],
         num_epochs=5,
         cpu=True,
         **where,

@@ -163,7 +163,7 @@ def check_one_loader(loader: Any, *, reader: str) -> None:
 
 
 def why_empty(loader: Any, *, num_processes: int = 1) -> str:
-    """Describe the sizes of a loader that has no batch."""
+    """Describe the sizes of an empty loader."""
     if ends_for_good(loader):
         return (
             f"it is a {type(loader).__name__}, which can be read once, and has ended, such as in an earlier epoch or "

@@ -11,7 +11,7 @@ from runnerkit.support.torch_internals import has_sparse_gradients
 
 
 class IdleStep:
-    """What such a step must not change in the models: buffers, and the rows that sparse gradients touch."""
+    """The parts of the models that an idle step must not change: buffers, and the rows that sparse gradients touch."""
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
         modules = [module for model in models for module in model.modules()]

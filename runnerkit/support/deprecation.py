@@ -69,6 +69,7 @@ class OldNames(Protocol):
     @property
     def names(self) -> tuple[str, ...]:
         """The old names."""
+        ...
 
     def replace(self, owner: str, given: dict[str, Any]) -> tuple[str, str]:
         """Replace them in the arguments of a call; return what was written and what to write, empty without them.
@@ -76,6 +77,7 @@ class OldNames(Protocol):
         Raises:
             ValueError: an argument is given under both names.
         """
+        ...
 
 
 @dataclass(frozen=True)

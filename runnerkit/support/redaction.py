@@ -64,7 +64,10 @@ def _fields_of(value: Any) -> Mapping[Any, Any] | None:
         return dict(vars(value))
     if is_dataclass(value) and not isinstance(value, type):
         return dict.fromkeys((each.name for each in fields(value)), None) | dict(field_values(value))
-    return dict(zip(value._fields, value, strict=False)) if is_named_tuple(value) else None
+    if not is_named_tuple(value):
+        return None
+    named: Any = value
+    return dict(zip(named._fields, named, strict=False))
 
 
 def redacted_command(words: Iterable[str]) -> list[str]:

@@ -13,6 +13,7 @@ from mkdocs.structure.files import File
 GALLERY = "examples/index.md"
 FIGURES = "images/examples"
 HEADINGS = {
+    "first_hour": "The first hour",
     "minimal": "Ten to forty lines",
     "": "Programs",
     "notebooks": "Notebooks",
@@ -107,7 +108,8 @@ def read(path: Path, folder: Path) -> Example | None:
         text = re.sub(r"\A# .*\n+", "", parts[0])
         return Example(path.relative_to(folder), text, "\n\n".join(parts[1:]))
     source = path.read_text("utf-8") if path.suffix == ".py" else ""
-    if '\nif __name__ == "__main__":\n' not in source:
+    is_program = '\nif __name__ == "__main__":\n' in source or (source and path.parent.name == "first_hour")
+    if not is_program:
         return None
     tree = ast.parse(source)
     code = "".join(source.splitlines(keepends=True)[tree.body[0].end_lineno :])
