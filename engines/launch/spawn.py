@@ -64,25 +64,18 @@ def spawn(
         Exception: what the first failing process raised; the others are ended.
         WorkerError: a process was killed.
     """
-    asked: list[int] = []
     with (
         started(fn, num_processes=num_processes, variables=variables, variables_of=variables_of) as job,
-        handling_stop_signals(asked.append),
+        handling_stop_signals(job.ask_to_stop),
     ):
-        num_passed_on = 0
         try:
             while not job.is_over():
                 job.wait()
-                if num_passed_on < len(asked):  # let them save and stop by themselves
-                    num_passed_on = len(asked)
-                    pass_on(asked[0], job.folder)
-                    for process in job.processes:
-                        process.terminate()
         except BaseException as error:
-            raise (_response_to_signal(error, asked[0]) if asked else error) from error.__cause__
+            raise (_response_to_signal(error, job.asked) if job.asked else error) from error.__cause__
         result = unpack(job.folder / RESULT)
-    if asked:  # the processes had already finished: the signal is for the caller
-        signal.raise_signal(asked[0])
+    if job.asked:  # the processes had already finished: the signal is for the caller
+        signal.raise_signal(job.asked)
     return result  # type: ignore[no-any-return]
 
 
@@ -101,11 +94,13 @@ class Job:
     Attributes:
         folder: folder of their result and failure reports.
         processes: the processes by rank.
+        asked: the signal that asked the job to stop, if there was one.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.processes: Processes = []
+        self.asked: int | None = None
         self._failed_at: float | None = None
 
     def is_over(self) -> bool:
@@ -144,6 +139,13 @@ class Job:
                 time.sleep(POLL_S)
             else:
                 ends.poll(_WAIT_S * 1000)
+
+    def ask_to_stop(self, number: int) -> None:
+        """Pass a signal on, within its handler: the processes save and stop by themselves, and :meth:`wait` is long."""
+        self.asked = number
+        pass_on(number, self.folder)
+        for process in self.processes:
+            process.terminate()
 
     def _wait_for_reports(self) -> None:
         time.sleep(_REPORT_S)

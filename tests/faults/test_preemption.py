@@ -344,7 +344,7 @@ def test_processes_tell_each_other_about_once_a_second(monkeypatch, seconds_per_
 # Several processes.
 
 TO_PARENT = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 from runnerkit import dl
 from tests.faults.test_preemption import fit
@@ -353,6 +353,8 @@ class ToParent(dl.Callback):
     def on_batch_end(self, runner):
         if runner.batch_step == 7 and runner.engine.rank == 0:
             os.kill(os.getppid(), int(sys.argv[2]))
+        if runner.batch_step >= 7:
+            time.sleep(0.1)  # the run shall not end before the calling process wakes up
 
 fit(Path(sys.argv[1]), ToParent(dl.CallbackOrder.External), num_processes=2)
 """
