@@ -1,4 +1,7 @@
-"""Tests of the hooks in scripts/docs_site, with which mkdocs builds the site; tests/test_docs.py builds it."""
+"""Tests of the hooks in scripts/docs_site, with which mkdocs builds the site; tests/test_docs.py builds it.
+
+Those that need mkdocs, griffe or ruff are slow ones, which run in the environment of contributors.
+"""
 
 import ast
 import inspect
@@ -46,6 +49,7 @@ def test_the_landing_page_makes_the_promises_of_the_readme():
     assert promises("docs/index.md") == promises("README.md") != []
 
 
+@pytest.mark.slow
 def test_long_lines_of_code_are_broken_and_comments_move_above():
     code = 'x = f("a", 1)\nif x:\n    y = g({}, {}, 3)  # the reason why\n'.format("a" * 24, "b" * 24)
     fits = 'x = f("a", 1)\nif x:\n    # the reason why\n    y = g({}, {}, 3)\n'.format("a" * 24, "b" * 24)
@@ -70,9 +74,9 @@ def test_narrow_code_is_the_same_program():
     assert [line for line in left if '"' not in line] == []
 
 
+@pytest.mark.slow
 def test_each_class_has_a_page_and_is_listed():
     """The page that names a class lists it with its first line; functions stay on that page."""
-    pytest.importorskip("mkdocs")
     names = hook("reference_pages")
     pages = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs" / "reference").glob("*.md"))
 
@@ -85,8 +89,8 @@ def test_each_class_has_a_page_and_is_listed():
     assert names["summary"]("runnerkit.dl", "EMACallback") == inspect.getdoc(dl.EMACallback).partition("\n")[0]
 
 
+@pytest.mark.slow
 def test_attributes_that_share_a_text_get_a_row_each():
-    pytest.importorskip("griffe")
     names = hook("docstrings_as_markdown")
     text = "Args:\n    left, right: both sides\n        of it.\n    depth: of both.\n"
 
@@ -96,9 +100,9 @@ def test_attributes_that_share_a_text_get_a_row_each():
     assert rows == f"Args:\n    left: {both}    right: {both}    depth: of both.\n"
 
 
+@pytest.mark.slow
 def test_each_program_of_the_examples_has_a_page():
     """Modules that programs import have none; a notebook's cells are the page."""
-    pytest.importorskip("mkdocs")
     names = hook("example_pages")
     folder = ROOT / "examples"
 
