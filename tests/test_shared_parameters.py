@@ -328,7 +328,7 @@ def test_optimizers_that_would_overwrite_one_another_are_refused(monkeypatch):
 
 
 def test_a_parameter_that_is_twice_in_one_optimizer_is_not_shared():
-    """Of which torch warns only: Horovod and Apex must not refuse it as one of several optimizers."""
+    """torch only warns of it, so Horovod and Apex must not refuse it as one of several optimizers."""
     parameter, other = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
     with pytest.warns(UserWarning, match="duplicate parameters"):
         twice = torch.optim.SGD([parameter, parameter, other], lr=0.1)
