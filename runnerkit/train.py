@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Given(ProcessState):
-    """Components passed to :meth:`Runner.train`."""
+    """Components passed to :meth:`Runner.train`, and the unit of its schedule."""
 
     loaders: Mapping[str, Any] | None = None
     criterion: Criterion | None = None
@@ -48,6 +48,7 @@ class _Given(ProcessState):
     scheduler: Any = None
     callbacks: dict[str, ICallback] = field(default_factory=dict)
     loggers: dict[str, ILogger] = field(default_factory=dict)
+    scheduler_interval: Interval | None = None
 
     is_shared_by_scratch_copies = True
 
@@ -185,7 +186,9 @@ class Runner(IRunner):
         arguments = locals().copy()
         del arguments["self"]
         options = TrainOptions(**arguments)  # raises before this runner changes
-        self._given = _Given(loaders, criterion, optimizer, scheduler, options.all_callbacks, options.all_loggers)
+        self._given = _Given(
+            loaders, criterion, optimizer, scheduler, options.all_callbacks, options.all_loggers, scheduler_interval
+        )
         self._given_engine = options.chosen_engine
         self._current_run = Run(resume_point=options.resume_point, monitor=options.selects)
         self._num_epochs, self._budget = options.budget.num_epochs, options.budget
@@ -197,12 +200,16 @@ class Runner(IRunner):
         self.non_finite = "keep" if non_finite == "keep" else "raise"
         self.detect_anomaly, self.deterministic = detect_anomaly, deterministic
         self.resume_options = resume_options
+        return self.run()
+
+    def run(self) -> Self:
+        """Run as :meth:`.IRunner.run` does; after :meth:`train`, once more with its arguments."""
         own_interval = self.scheduler_interval
-        self.scheduler_interval = scheduler_interval or own_interval
+        self.scheduler_interval = self._given.scheduler_interval or own_interval
         try:
-            return self.run()
+            return super().run()
         finally:
-            self.scheduler_interval = own_interval  # the next call states its own
+            self.scheduler_interval = own_interval  # the next `train` states its own
 
     def get_loggers(self) -> dict[str, ILogger]:
         return dict(self._given.loggers)

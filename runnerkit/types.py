@@ -77,7 +77,7 @@ def shared_parameters(optimizers: Iterable[Any]) -> dict[tuple[int, ...], list[A
     """
     holders: dict[Any, list[int]] = {}
     for position, optimizer in enumerate(optimizers):
-        for each in parameters_of(optimizer):
+        for each in dict.fromkeys(parameters_of(optimizer)):  # one may be in a group twice
             holders.setdefault(each, []).append(position)
     groups: dict[tuple[int, ...], list[Any]] = {}
     for each, positions in holders.items():

@@ -312,6 +312,24 @@ def test_misuse_is_explained(kind, error, words):
         train(misused(kind), gradient_clip=None)
 
 
+def test_two_ways_to_clip_are_refused_before_the_backward_pass():
+    """Nothing is computed, or sent to other processes, for a step that is not made."""
+    seen = []
+
+    class Both(dl.SupervisedRunner):
+        steps_itself = True
+
+        def handle_batch(self, batch):
+            super().handle_batch(batch)
+            loss = F.cross_entropy(self.batch["logits"], self.batch["targets"])
+            loss.register_hook(seen.append)
+            self.learn(loss, gradient_clip=1.0, clip=lambda parameters: None)
+
+    with pytest.raises(ValueError, match="gradient_clip and clip: pass one"):
+        train(Both(), gradient_clip=None)
+    assert seen == []
+
+
 def test_a_run_that_is_killed_resumes(tmp_path):
     """Within an epoch, to the same weights, with a scheduler that counts the steps."""
 

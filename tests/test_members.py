@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from runnerkit.sampling.feed import dataset_of, num_workers_of, samplers_of
+from runnerkit.sampling import loader_members
+from runnerkit.sampling.feed import samplers_of
 from runnerkit.support.members import Member, Members, field_values
 
 
@@ -61,8 +62,10 @@ class Plain:
 
 def test_loaders_of_any_class_are_asked():
     for loader in (Plain(), Forwards(Plain())):
-        assert [num_workers_of(loader), dataset_of(loader), samplers_of(loader)] == [2, "data", ("order", None, None)]
-    assert [num_workers_of([1]), dataset_of([1]), samplers_of([1])] == [0, None, (None, None, None)]
+        members = loader_members.LoaderMembers(loader)
+        assert [members.num_workers, members.dataset, samplers_of(loader)] == [2, "data", ("order", None, None)]
+    members = loader_members.LoaderMembers([1])
+    assert [members.num_workers, members.dataset, samplers_of([1])] == [0, None, (None, None, None)]
 
 
 def test_fields_never_set_are_left_out():

@@ -322,3 +322,26 @@ def test_an_interval_that_is_set_in_init_is_kept():
     runner = InInit()
     for given, unit in ((None, "step"), ("epoch", "epoch"), (None, "step")):
         assert rates_of_run(halve, runner=runner, scheduler_interval=given) == rates_by_hand(halve, unit)
+
+
+@pytest.mark.parametrize("interval", ["step", "manual"])
+def test_a_second_run_keeps_the_interval_of_train(interval):
+    """It repeats the training with the same arguments: the rates of both are those of one schedule."""
+    rates = []
+
+    class Manual(dl.SupervisedRunner):
+        def on_epoch_end(self, runner):
+            if interval == "manual":
+                self.scheduler.step()
+            rates.append(self.optimizer.param_groups[0]["lr"])
+
+    model = mlp()
+    optimizer = sgd(model, lr=1.0)
+    scheduler = lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+    options = {"scheduler": scheduler, "scheduler_interval": interval}
+    runner = train(model, runner=Manual(), optimizer=optimizer, loaders={"train": loader(8, 4)}, **options)
+    runner.run()
+
+    num_steps = 2 if interval == "step" else 1
+    assert rates == [0.5**num_steps, 0.25**num_steps]
+    assert runner.scheduler_interval is None

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
+from runnerkit.types import shared_parameters
 from tests.engines.together import together
 from tests.fake_apex.use import stand_in
 from tests.tiny import classification, train, weights
@@ -324,3 +325,13 @@ def test_optimizers_that_would_overwrite_one_another_are_refused(monkeypatch):
     make = partial(dl.APEXEngine, "cpu", opt_level="O2")
     with stand_in(monkeypatch), pytest.raises(ValueError, match=r"several optimizers.*O1.*AMPEngine"):
         fit(Whole(), make_engine=make)
+
+
+def test_a_parameter_that_is_twice_in_one_optimizer_is_not_shared():
+    """torch only warns of it, so Horovod and Apex must not refuse it as one of several optimizers."""
+    parameter, other = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        twice = torch.optim.SGD([parameter, parameter, other], lr=0.1)
+
+    assert shared_parameters([twice]) == {}
+    assert shared_parameters([twice, torch.optim.SGD([parameter], lr=0.1)]) == {(0, 1): [parameter]}

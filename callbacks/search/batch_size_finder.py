@@ -25,7 +25,7 @@ from runnerkit.loop.error_context import is_out_of_memory
 from runnerkit.models.restored import restored
 from runnerkit.passes.recomputation import SingleRankEngine
 from runnerkit.passes.scratch_runner import scratch_copy
-from runnerkit.sampling.feed import num_workers_of
+from runnerkit.sampling.loader_members import LoaderMembers
 from runnerkit.sampling.sharding import batches_of, count_batches
 from runnerkit.seeding.generators import keep_rng
 from runnerkit.support.arguments import check_integers
@@ -147,7 +147,7 @@ class BatchSizeFinder(Callback):
 
 def _first_batch(runner: IRunner, key: str) -> Any:
     loader = runner.loaders[key]
-    if num_workers_of(loader):
+    if LoaderMembers(loader).num_workers:
         runner.engine.settle()
     return next(iter(batches_of(loader)))
 

@@ -35,7 +35,7 @@ from runnerkit.engines.launch.worker import run
 run()
 """
 POLL_S = 0.02
-_WAIT_S = 0.2  # until the calling process looks for signals and failure reports again
+_WAIT_S = 0.2  # until the calling process looks for failure reports again
 _REPORT_S = 0.3  # time to notice a process that died at the same moment, and for its report to be written
 _CAUSE_S = 5.0  # the same if all others report only that they lost it
 _REPEAT_S = 0.1

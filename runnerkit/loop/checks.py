@@ -25,8 +25,8 @@ from runnerkit.callback import EVENTS, ICallback, ICheckpointCallback, IListener
 from runnerkit.errors import did_you_mean
 from runnerkit.loop.loader_kinds import check_loader, ends_for_good
 from runnerkit.monitor import Monitor
-from runnerkit.sampling.feed import dataset_of, samplers_of
-from runnerkit.sampling.loader_members import SamplerMembers
+from runnerkit.sampling.feed import samplers_of
+from runnerkit.sampling.loader_members import LoaderMembers, SamplerMembers
 from runnerkit.sampling.sharding import count_batches, share_of
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def check_samplers(loaders: Mapping[str, Any], engine: IEngine) -> None:
         ValueError: with the loader's key and both lengths.
     """
     for key, loader in loaders.items():
-        dataset, sampler = dataset_of(loader), _innermost_sampler(loader)
+        dataset, sampler = LoaderMembers(loader).dataset, _innermost_sampler(loader)
         made_for = _length_made_for(sampler)
         if made_for is None or not isinstance(dataset, Sized) or made_for == len(dataset):
             continue
@@ -250,7 +250,7 @@ def check_order_is_used(loader: Any, engine: IEngine, *, key: str) -> None:
 
 
 def _warn_of_dropped(key: str, loader: Any, engine: IEngine) -> None:
-    share, dataset = share_of(loader), dataset_of(loader)
+    share, dataset = share_of(loader), LoaderMembers(loader).dataset
     if not share.drop_last:
         return
     if engine.is_main_process and (not isinstance(dataset, Sized) or len(dataset) % share.stride):

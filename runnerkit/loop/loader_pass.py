@@ -10,7 +10,6 @@ from runnerkit.loop import batch_size, checks, parameter_checks
 from runnerkit.loop.attributes import LoaderAttributes, ProcessState
 from runnerkit.loop.loader_metrics import LoaderMetrics
 from runnerkit.metrics.means import LoaderMeans
-from runnerkit.sampling.feed import num_workers_of
 from runnerkit.sampling.loader_members import LoaderMembers
 from runnerkit.sampling.sharding import (
     batches_of,
@@ -114,7 +113,7 @@ class Pass(ProcessState):
             parameter_checks.check_added(
                 runner.optimizer, stage.training_model, runner.criterion, known=stage.optimized
             )
-        if num_workers_of(runner.loader):
+        if LoaderMembers(runner.loader).num_workers:
             runner.engine.settle()
         iterator = batches_of(runner.loader)
         runner.current_run.resume_point.restore_rng(runner)  # after iter(), which draws the workers' seed

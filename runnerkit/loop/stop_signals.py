@@ -138,7 +138,7 @@ def _passed_on() -> int | None:
 def _log_request(number: int) -> None:
     words = (
         f"{signal.Signals(number).name}: the run stops after the current step or evaluation, and saves if it has a "
-        "CheckpointCallback in mode 'runner'; send the signal again to stop at once"
+        "CheckpointCallback with content='runner'; send the signal again to stop at once"
     )
     # In a thread: this one may be in the middle of writing to the same stream.
     threading.Thread(target=logger.warning, args=(words,), name="runnerkit-signal").start()

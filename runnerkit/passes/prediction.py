@@ -21,7 +21,7 @@ from runnerkit.engine import IEngine
 from runnerkit.loop.checks import check_one_loader
 from runnerkit.loop.hooks import call_hook
 from runnerkit.passes.restored_state import isolated, modules_in
-from runnerkit.sampling.feed import dataset_of, num_workers_of, samplers_of
+from runnerkit.sampling.feed import samplers_of
 from runnerkit.sampling.indexed.sampler import ShardedBatchSampler
 from runnerkit.sampling.loader_members import DatasetMembers, LoaderMembers, SamplerMembers
 from runnerkit.sampling.orders import PREDICT
@@ -149,7 +149,7 @@ class Prediction:
 
     def _batches(self, runner: Predictor, loader: Any) -> Iterator[Any]:
         engine = runner.engine
-        if num_workers_of(loader):
+        if LoaderMembers(loader).num_workers:
             engine.settle()
         for number, batch in enumerate(batches_of(loader), start=1):
             try:
@@ -243,7 +243,7 @@ def _is_shuffled(loader: Any) -> bool:
     sampler, _, inner = samplers_of(loader)
     random = RandomSampler | SubsetRandomSampler | WeightedRandomSampler
     shuffles = any(isinstance(each, random) or SamplerMembers(each).shuffle is True for each in (sampler, inner))
-    return shuffles or not DatasetMembers(dataset_of(loader)).keeps_order
+    return shuffles or not DatasetMembers(LoaderMembers(loader).dataset).keeps_order
 
 
 def _num_samples(share: LoaderShare, number: int) -> int | None:

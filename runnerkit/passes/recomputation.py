@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from runnerkit.callback import CallbackOrder, ICallback, IMetricCallback, innermost
 from runnerkit.engine import IEngine
 from runnerkit.passes.scratch_runner import scratch_copy
-from runnerkit.sampling.feed import num_workers_of
+from runnerkit.sampling.loader_members import LoaderMembers
 from runnerkit.seeding.generators import derive_seed, keep_rng, set_global_seed
 from runnerkit.types import Batch, Metrics
 
@@ -47,7 +47,7 @@ def evaluate_on_one_rank(runner: IRunner, batches: Iterable[Batch], *, num_batch
     listeners.bind(alone, alone.callbacks.values())
     if alone.listens_to("on_loader_end"):  # the runner's own event was called before
         listeners["on_loader_end"] = listeners["on_loader_end"][:-1]
-    if num_workers_of(runner.loader):
+    if LoaderMembers(runner.loader).num_workers:
         alone.engine.settle()
     with keep_rng():
         set_global_seed(derive_seed(runner.seed, "recomputation", attempt))

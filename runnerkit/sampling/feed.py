@@ -48,17 +48,8 @@ def for_device(loader: Any, device: torch.device) -> Any:
     return place(device) if callable(place) else loader
 
 
-def num_workers_of(loader: Any) -> int:
-    """Return the number of worker processes of a loader; 0 if it is not a DataLoader or a wrapper of one."""
-    return LoaderMembers(loader).num_workers
-
-
-def dataset_of(loader: Any) -> Any:
-    """Return the data set of a loader, or None."""
-    return LoaderMembers(loader).dataset
-
-
 def samplers_of(loader: Any) -> tuple[Any, Any, Any]:
     """Return a loader's sampler, its batch sampler, and the sampler within that; None for each that it lacks."""
-    batch_sampler = LoaderMembers(loader).batch_sampler
-    return LoaderMembers(loader).sampler, batch_sampler, SamplerMembers(batch_sampler).sampler
+    members = LoaderMembers(loader)
+    batch_sampler = members.batch_sampler
+    return members.sampler, batch_sampler, SamplerMembers(batch_sampler).sampler

@@ -67,7 +67,7 @@ class OwnSteps:
                 "learn() makes the optimizer steps, and so does the run's OptimizerCallback: set steps_itself = True "
                 "in the class of your SupervisedRunner, or leave the callback out"
             )
-        chosen = _chosen(runner.optimizer, optimizer)
+        chosen, clips = _chosen(runner.optimizer, optimizer), _clip_of(runner.gradient_clip, gradient_clip, clip)
         is_first = any(id(each) not in self.checked for each in chosen)
         if is_first:
             self.checked.update(map(id, chosen))
@@ -85,7 +85,7 @@ class OwnSteps:
                     engine.synchronize(each)
                 gradients = {id(gradient): gradient for each in chosen for gradient in gradients_of(each)}
                 divide_each_(list(map(local, gradients.values())), divisor_of(total()))
-            if (clips := _clip_of(runner.gradient_clip, gradient_clip, clip)) is not None:
+            if clips is not None:
                 _clip(engine, chosen, clips)
             for each in chosen:
                 engine.step(each)

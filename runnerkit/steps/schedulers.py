@@ -143,8 +143,8 @@ def _of_lightning(given: dict[str, Any]) -> str:
     if given.get("monitor") is not None:
         loader_key, metric_key = ["valid", *re.split("[_/]", str(given["monitor"]), maxsplit=1)][-2:]
         loader_key = "valid" if loader_key == "val" else loader_key
-        names = f"loader_key={loader_key!r}, metric_key={metric_key!r}"
-        words += f", and for monitor={given['monitor']!r} callbacks=[dl.SchedulerCallback({names})]"
+        name = f"{loader_key}/{metric_key}"
+        words += f", and for monitor={given['monitor']!r} callbacks=[dl.SchedulerCallback(monitor={name!r})]"
     if given.get("frequency", 1) != 1:
         words += f"; frequency={given['frequency']} is not supported: make the schedule longer instead"
     return words

@@ -42,6 +42,7 @@ CONSTRUCTORS = [
     (lambda: dl.AccuracyCallback("x", "y", topk=(1, 5), num_classes=3), ValueError, r"\(1, 5\) exceeds the 3 classes"),
     (lambda: dl.NDCGCallback("x", "y", topk=(0, 1)), ValueError, r"topk must be integers >= 1.*got \(0, 1\)"),
     (lambda: dl.CMCScoreCallback("x", "y", "q", topk=[]), ValueError, r"topk must be integers >= 1"),
+    (lambda: dl.CMCScoreCallback("x", "y", None), TypeError, "is_query_key must be a str.* got None"),
     (lambda: dl.ConfusionMatrixCallback("x", "y"), ValueError, "pass class_names= or num_classes="),
     (lambda: dl.ConfusionMatrixCallback("x", "y", class_names=["a"], num_classes=2), ValueError, "num_classes=2"),
     (lambda: dl.TverskyCallback("x", "y", alpha=2), ValueError, r"alpha must be in \(0, 1\).*got 2"),

@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 class StopOnSignal:
     """End the run after the current step or evaluation, once any process has received a stop signal.
 
-    SIGTERM, SIGUSR1, SIGHUP and `max_hours` end it with exit code 75, SIGINT with 130. A CheckpointCallback in mode
-    "runner" asks after each step and epoch, saves, and calls :meth:`end`.
+    SIGTERM, SIGUSR1, SIGHUP and `max_hours` end it with exit code 75, SIGINT with 130. A CheckpointCallback with
+    content "runner" asks after each step and epoch, saves, and calls :meth:`end`.
 
     Args:
         store: of its checkpoints, which the end of the run waits for.

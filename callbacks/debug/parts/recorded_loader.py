@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from runnerkit.sampling.feed import dataset_of, feed_of
+from runnerkit.sampling.feed import feed_of
 from runnerkit.sampling.indexed.sampler import Place, PlacedBatch, Places
+from runnerkit.sampling.loader_members import LoaderMembers
 from runnerkit.sampling.sharding import batches_of, share_of
 from runnerkit.support.plain_values import attributes_of
 from runnerkit.types import Batch
@@ -77,7 +78,7 @@ def unwrapped(loader: Any) -> Any:
 
 def is_stream(loader: Any) -> bool:
     """Return whether the samples are not numbered, but each process can read the shard of any other one."""
-    return isinstance(dataset_of(feed_of(unwrapped(loader))), IterableDataset)
+    return isinstance(LoaderMembers(feed_of(unwrapped(loader))).dataset, IterableDataset)
 
 
 def record_loader(loader: Any) -> RecordedSampler | None:
@@ -85,7 +86,7 @@ def record_loader(loader: Any) -> RecordedSampler | None:
     inner = unwrapped(loader)
     feed = feed_of(inner)
     name = _sampler_name(feed)
-    if name is None or not isinstance(dataset_of(inner), Sized):
+    if name is None or not isinstance(LoaderMembers(inner).dataset, Sized):
         return None
     if not isinstance(vars(feed)[name], RecordedSampler):
         vars(feed)[name] = RecordedSampler(vars(feed)[name])  # DataLoader.__setattr__ refuses this

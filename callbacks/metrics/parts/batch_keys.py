@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from runnerkit.runner import IRunner
 
 Keys: TypeAlias = str | list[str] | dict[str, str]
-_OF_RUNNER = {
+OF_RUNNER = {  # names of arguments that may be left out, and the runner's attribute
     "input_key": "output_key", "embeddings_key": "output_key", "target_key": "target_key", "labels_key": "target_key"
 }  # fmt: skip
 
@@ -29,7 +29,7 @@ def keys_of(owner: object, runner: IRunner, given: Mapping[str, Keys | None]) ->
 
 
 def _key_of_runner(owner: object, runner: IRunner, name: str) -> str:
-    its_name = _OF_RUNNER[name]
+    its_name = OF_RUNNER[name]
     its_key = getattr(runner, its_name, None)
     if its_key is None:
         raise TypeError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runnerkit.callbacks.metrics.parts.batch_keys import Keys, keys_of, pick
+from runnerkit.callbacks.metrics.parts.batch_keys import OF_RUNNER, Keys, keys_of, pick
 from runnerkit.callbacks.metrics.parts.loader_state import LoaderStateCallback
 from runnerkit.metrics.metric import Metric
 from runnerkit.metrics.reduction import PartialSums
@@ -22,12 +22,13 @@ class ObjectMetricCallback(LoaderStateCallback[Metric]):
         metric: it is copied for each pass over a loader, and never changed.
         log_on_batch: whether to put the batch's values into ``runner.batch_metrics``.
         keys: keys of ``runner.batch`` whose values are passed to ``metric.update``, by the names of their arguments;
-            None is the runner's, see :func:`.batch_keys.keys_of`.
+            None is the runner's, if it has one, see :func:`.batch_keys.keys_of`.
     """
 
     def __init__(self, metric: Metric, *, log_on_batch: bool, **keys: Keys | None) -> None:
         super().__init__()
-        check_keys(self, or_none=True, **keys)
+        for name, key in keys.items():
+            check_keys(self, or_none=name in OF_RUNNER, **{name: key})
         self.metric = metric
         self.keys = keys
         self._found: tuple[Keys, ...] | None = None  # in the runner, where they are not given
