@@ -176,8 +176,8 @@ PROCESSES = (
         title="Steps with two processes",
         text="DistributedDataParallel over gloo, the MLP of the step benchmarks, 500 steps of 32 samples per process "
         "from a DataLoader, mean loss. In each round, all candidates run concurrently and take turns of 25 steps, with "
-        "each process on its own core; the first five of a turn are not timed. Of two identical jobs, the one that starts first is up to 5 % faster, so the "
-        "order alternates between rounds.",
+        "each process on its own core; the first five of a turn are not timed. Of two identical jobs, the one that "
+        "starts first is up to 5 % faster, so the order alternates between rounds.",
         candidates=DDP,
         figures=(Figure("step_us", "µs a step"), Figure("cpu_us", "µs of CPU a step")),
         tolerance=0.02,  # the samples are sharded differently
