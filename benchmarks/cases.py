@@ -176,8 +176,8 @@ PROCESSES = (
         title="Steps with two processes",
         text="DistributedDataParallel over gloo, the MLP of the step benchmarks, 500 steps of 32 samples per process "
         "from a DataLoader, mean loss. In each round, all candidates run concurrently and take turns of 25 steps, with "
-        "each process on its own core. Of two identical jobs, the one that starts first is up to 5 % faster, so the "
-        "order alternates between rounds.",
+        "each process on its own core; the first five of a turn are not timed. Of two identical jobs, the one that "
+        "starts first is up to 5 % faster, so the order alternates between rounds.",
         candidates=DDP,
         figures=(Figure("step_us", "µs a step"), Figure("cpu_us", "µs of CPU a step")),
         tolerance=0.02,  # the samples are sharded differently
@@ -189,7 +189,7 @@ PROCESSES = (
         title="Steps with two processes and weighted batches",
         text="The jobs of `ddp-steps`, whose batches have different weights, such as numbers of tokens. Each sums the "
         "weights of both processes while its backward pass runs, and divides the gradients by the sum. CPU time is "
-        "that of rank zero, all its threads; other jobs of the machine disturb it less.",
+        "that of the training thread of rank zero: a thread of gloo polls while it waits, as long as chance has it.",
         candidates=tuple(replace(each, arguments=("1", "weighted")) for each in DDP),
         figures=(Figure("step_us", "µs a step"), Figure("cpu_us", "µs of CPU a step")),
         tolerance=0.02,  # the samples are sharded differently

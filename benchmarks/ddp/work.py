@@ -10,7 +10,9 @@ import os
 import sys
 import time
 from functools import wraps
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from benchmarks.turns import Turns
 
 WORLD_SIZE, NUM_STEPS, BATCH_SIZE = 2, 500, 32
 STEPS_A_TURN = 25  # while one process waits for its turn, the other waits in the all-reduce
+UNTIMED_STEPS = 5  # of a turn, while the caches still hold the data of the job before
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier")
 
 
@@ -62,19 +65,25 @@ class Notes:
         if self.turns is not None and len(self.times) % STEPS_A_TURN == 0:
             self.turns.wait()
         self.times.append(time.time() - (self.turns.waited if self.turns is not None else 0))
-        self.cpu_times.append(time.process_time())
+        self.cpu_times.append(time.thread_time())
         self.at_end = (time.perf_counter(), self.num_collectives)
 
     def loader_is_over(self) -> None:
         began, before = self.at_end
         figures = {
             "start_s": self.times[0] - float(os.environ.get("BENCHMARK_STARTED_AT", "nan")),
-            "step_us": 1e6 * (self.times[-1] - self.times[0]) / (len(self.times) - 1),
-            "cpu_us": 1e6 * (self.cpu_times[-1] - self.cpu_times[0]) / (len(self.cpu_times) - 1),
+            "step_us": 1e6 * mean_of_steps(self.times),
+            "cpu_us": 1e6 * mean_of_steps(self.cpu_times),
             "end_ms": 1000 * (time.perf_counter() - began),
             "collectives": self.num_collectives - before,
         }
         Path(self.path).write_text(json.dumps(figures))
+
+
+def mean_of_steps(times: list[float]) -> float:
+    """Return the mean duration of the timed steps between the times of their ends."""
+    steps = [end - start for start, end in pairwise(times)]
+    return fmean(step for number, step in enumerate(steps) if number % STEPS_A_TURN >= UNTIMED_STEPS)
 
 
 def _stay_on_core(number: int) -> None:
