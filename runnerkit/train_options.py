@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 ELSEWHERE = {
     "clip": "gradient_clip", "clip_grad_norm": "gradient_clip", "dataloaders": "loaders", "epochs": "num_epochs",
     "grad_clip": "gradient_clip", "grad_clip_norm": "gradient_clip", "max_grad_norm": "gradient_clip",
-    "gradient_accumulation_steps": "accumulation_steps", "gradient_clip_val": "gradient_clip", "log_dir": "logdir",
-    "loss": "criterion", "loss_fn": "criterion", "lr_scheduler": "scheduler", "main_metric": "monitor",
+    "gradient_accumulation_steps": "accumulation_steps", "gradient_clip_val": "gradient_clip",
+    "greater_is_better": "mode", "log_dir": "logdir", "loss": "criterion", "loss_fn": "criterion", "lr_scheduler": "scheduler", "main_metric": "monitor",
     "max_epochs": "num_epochs", "max_steps": "num_steps", "metric_for_best_model": "monitor",
     "minimize_metric": "mode", "n_epochs": "num_epochs", "output_dir": "logdir", "resume_from_checkpoint": "resume",
     "train_loader": "loaders", "val_loader": "loaders",
@@ -264,9 +264,13 @@ class TrainOptions:
         if self.folder is None and self.profile:
             raise ValueError("train(profile=True) writes a trace: pass logdir=, the folder of the run")
         if self.saves:
-            for name, value in {"load_best_on_end": self.load_best_on_end, "max_hours": self.max_hours}.items():
+            unread = {"load_best_on_end": self.load_best_on_end, "max_hours": self.max_hours}
+            own = [innermost(each) for each in self.given_callbacks.values()]
+            if not any(isinstance(each, ICheckpointCallback) and each.monitor is not None for each in own):
+                unread["monitor"] = self.monitor  # no checkpoint would be the best
+            for name, value in unread.items():
                 if value:
-                    raise ValueError(f"train({name}={value}) does not reach your CheckpointCallback: pass it there")
+                    raise ValueError(f"train({name}={value!r}) does not reach your CheckpointCallback: pass it there")
         elif self.folder is not None:
             if self.load_best_on_end and self.selects is None:
                 raise ValueError("load_best_on_end=True needs monitor=, such as 'valid/loss', to select a checkpoint")

@@ -122,7 +122,7 @@ def test_a_scheduler_that_needs_the_epoch_is_not_stepped_per_step():
         ),
         (
             lambda each: {"scheduler": each, "monitor": "val_loss", "frequency": 2},
-            r"scheduler_interval='epoch'.*SchedulerCallback\(loader_key='valid', metric_key='loss'\).*frequency=2",
+            r"scheduler_interval='epoch'.*SchedulerCallback\(monitor='valid/loss'\).*frequency=2",
         ),
         (lambda each: [each], "got a list of 1.*SequentialLR"),
         (lambda each: (each, each), "got a tuple of 2"),

@@ -278,11 +278,12 @@ class SchedulerCallback(ISchedulerCallback):
 
 
 def _judge(runner: IRunner) -> Monitor | None:
-    """Return the monitor that selects the best checkpoint, if there is one."""
+    """Return the monitor that selects the best checkpoint, or would with a logdir, if there is one."""
     for each in map(innermost, runner.callbacks.values()):
         if isinstance(each, ICheckpointCallback) and each.loader_key is not None and each.metric_key is not None:
             return Monitor(each.loader_key, each.metric_key, each.minimize)
-    return None
+    given = runner.current_run.monitor  # without a logdir
+    return None if given is None else given.among(runner.loaders).directed("train")
 
 
 def _mean_over_processes(metric: Any, runner: IRunner) -> Any:

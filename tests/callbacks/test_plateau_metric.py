@@ -48,6 +48,16 @@ def test_it_reads_what_selects_the_best_checkpoint(tmp_path, key):
     assert told == of(metrics, key, "loss")
 
 
+def test_without_a_logdir_it_reads_the_same_metric():
+    """The monitor of `train`, also of a loader whose key has a slash; its mode must be that of the scheduler."""
+    told, metrics = fit("max", **ACCURACY)
+    assert told == of(metrics, "valid", "accuracy")
+    told, metrics = fit("min", keys=("valid", "valid/easy"), monitor="valid/easy/loss")
+    assert told == of(metrics, "valid/easy", "loss")
+    with pytest.raises(ValueError, match=r"ReduceLROnPlateau\(mode='min'\) would read 'accuracy'"):
+        fit("min", **ACCURACY)
+
+
 @pytest.mark.parametrize(
     ("mode", "judge", "words"),
     [
