@@ -43,7 +43,8 @@ class SchedulerCallback(ISchedulerCallback):
             CyclicLR, and those that a function passed to `train` made, unless they need an argument; "epoch" for
             others.
         monitor: the metric for a scheduler that needs one, such as "valid/loss". None is the metric that selects the
-            best checkpoint, else the loss of "valid", of the only evaluation loader, or of "train" if there is none.
+            best checkpoint, or would with a logdir, else the loss of "valid", of the only evaluation loader, or of
+            "train" if there is none.
         mode: whether smaller ("min") or larger ("max") values of it are better, to check the scheduler's own mode.
     Raises:
         ValueError: the scheduler waits for larger values, and the metric is better if smaller, or the reverse; several
