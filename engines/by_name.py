@@ -138,8 +138,8 @@ def choose_engine(
     if raised:
         shown, instead = type(engine).__name__, "give either engine or flags"
         if isinstance(engine, str):
-            shown = repr(engine)
-            instead = f"give either, such as engine={engine!r}, precision={precision or 'bf16'!r}"
+            wanted = precision or ("fp16" if fp16 else "amp" if amp else None)
+            shown, instead = repr(engine), f"write engine={engine!r}, precision={wanted!r}" if wanted else instead
         raise ValueError(f"engine={shown} and {', '.join(raised)} contradict each other; {instead}")
     if precision is not None and not isinstance(engine, str):
         shown = type(engine).__name__

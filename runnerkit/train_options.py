@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import nn
+
 from runnerkit import callbacks as parts  # each is imported when it is first used
 from runnerkit.callback import ICallback, ICheckpointCallback, innermost, optimizer_callbacks
 from runnerkit.checkpoints.folder import as_path, find_checkpoint
@@ -322,6 +324,8 @@ def callbacks_by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | 
         raise TypeError(f"{wanted}, got the class {callbacks.__name__}; pass callbacks=[{callbacks.__name__}(...)]")
     if isinstance(callbacks, ICallback):
         raise TypeError(f"{wanted}, got {type(callbacks).__name__}; put it in a list: callbacks=[...]")
+    if isinstance(callbacks, nn.Module):
+        raise TypeError(f"{wanted}, got {type(callbacks).__name__}; pass a model by name: model=")
     if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
         raise TypeError(f"{wanted}, got {callbacks!r}; pass for example callbacks=[dl.TimerCallback()]")
     given = list(callbacks)
