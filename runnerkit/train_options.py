@@ -266,13 +266,16 @@ class TrainOptions:
         if self.folder is None and self.profile:
             raise ValueError("train(profile=True) writes a trace: pass logdir=, the folder of the run")
         if self.saves:
-            unread = {"load_best_on_end": self.load_best_on_end, "max_hours": self.max_hours}
-            own = [innermost(each) for each in self.given_callbacks.values()]
-            if not any(isinstance(each, ICheckpointCallback) and each.monitor is not None for each in own):
-                unread["monitor"] = self.monitor  # no checkpoint would be the best
-            for name, value in unread.items():
+            for name, value in {"load_best_on_end": self.load_best_on_end, "max_hours": self.max_hours}.items():
                 if value:
-                    raise ValueError(f"train({name}={value!r}) does not reach your CheckpointCallback: pass it there")
+                    raise ValueError(f"train({name}={value}) does not reach your CheckpointCallback: pass it there")
+            own = [innermost(each) for each in self.given_callbacks.values()]
+            judges = [each for each in own if isinstance(each, ICheckpointCallback) and each.monitor is not None]
+            if self.selects is not None and not judges and get_rank() == 0:
+                log.warning(
+                    "monitor=%r selects no best checkpoint, as your CheckpointCallback has no monitor: pass it there",
+                    self.selects.name,
+                )
         elif self.folder is not None:
             if self.load_best_on_end and self.selects is None:
                 raise ValueError("load_best_on_end=True needs monitor=, such as 'valid/loss', to select a checkpoint")

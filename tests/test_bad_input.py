@@ -176,11 +176,6 @@ BAD = {
         ValueError,
         "does not reach your CheckpointCallback: pass it there",
     ),
-    "monitor of another callback": (
-        lambda: {"monitor": "valid/loss", "callbacks": [dl.CheckpointCallback("log")]},
-        ValueError,
-        r"train\(monitor='valid/loss'\) does not reach your CheckpointCallback: pass it there",
-    ),
     "what is best": ({"monitor": "valid/accuracy"}, ValueError, "write mode='min' if smaller values are better"),
     "no steps": ({"num_steps": 0}, ValueError, "num_steps must be >= 1 .*got 0"),
     "samples in parts": ({"num_samples": 1.5}, TypeError, "num_samples must be an int"),

@@ -213,6 +213,16 @@ def test_an_absent_value_does_not_warn(tmp_path):
     assert not (tmp_path / "checkpoints" / "best.pth").exists()
 
 
+def test_a_monitor_that_does_not_reach_the_callback_is_warned_of(tmp_path, caplog):
+    """A CheckpointCallback has a monitor of its own; one that has none selects nothing."""
+    loaders, words = {"train": loader(8, 4), "valid": loader(8, 4)}, "pass it there"
+    train(loaders=loaders, monitor="valid/loss", callbacks=[CHECKPOINT(tmp_path / "a", monitor="valid/loss")])
+    assert words not in caplog.text
+
+    train(loaders=loaders, monitor="valid/loss", callbacks=[CHECKPOINT(tmp_path / "b")])
+    assert caplog.text.count(words) == 1 and not (tmp_path / "b" / "checkpoints" / "best.pth").exists()
+
+
 def test_names_that_callbacks_had_are_read():
     """The attributes have the parts of the monitor, and `checkpoint.topk` sets the number of best checkpoints."""
     stop, save = STOP(3, monitor="valid/auc", mode="max"), CHECKPOINT("logs", monitor="test/loss")
