@@ -44,7 +44,7 @@ class SchedulerCallback(ISchedulerCallback):
             others.
         monitor: the metric for a scheduler that needs one, such as "valid/loss". None is the metric that selects the
             best checkpoint, or would with a logdir, else the loss of "valid", of the only evaluation loader, or of
-            "train" if there is none.
+            "train" if there is none; of a scheduler that steps after each optimizer step, the loss of the batch.
         mode: whether smaller ("min") or larger ("max") values of it are better, to check the scheduler's own mode.
     Raises:
         ValueError: the scheduler waits for larger values, and the metric is better if smaller, or the reverse; several
@@ -129,7 +129,8 @@ class SchedulerCallback(ISchedulerCallback):
         self._unit = own or given
 
     def _choose_metric(self, runner: IRunner) -> tuple[str, str]:
-        watched = self.monitor or _judge(runner) or Monitor("", "loss", minimize=True)
+        judge = None if self._steps_per_batch else _judge(runner)  # of a batch, its loss
+        watched = self.monitor or judge or Monitor("", "loss", minimize=True)
         watched = watched if watched.loader else replace(watched, loader=self._only_loader(runner))
         mode = {True: "min", False: "max", None: None}[watched.minimize]
         if isinstance(self._after, lr_scheduler.ReduceLROnPlateau) and mode not in (self._after.mode, None):
@@ -140,6 +141,8 @@ class SchedulerCallback(ISchedulerCallback):
         return watched.pair
 
     def _only_loader(self, runner: IRunner) -> str:
+        if self._steps_per_batch:
+            return next((key for key in runner.loaders if key.startswith("train")), "train")
         others = [key for key in runner.loaders if not key.startswith("train")]
         if "valid" in others:
             return "valid"

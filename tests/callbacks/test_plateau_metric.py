@@ -80,6 +80,15 @@ def test_without_a_best_checkpoint_it_reads_the_loss_of_the_evaluation_loader():
         assert told == of(metrics, key, "loss")
 
 
+def test_after_each_step_it_reads_the_loss_of_the_batch(tmp_path):
+    """Whatever selects the best checkpoint, and however many evaluation loaders there are."""
+    monitor = {"monitor": "a/accuracy", "mode": "max"}
+    for folder in ({}, {"logdir": tmp_path}):
+        told, metrics = fit("min", keys=("a", "b"), scheduler_interval="step", **monitor, **folder)
+        means = [sum(told[start : start + 4]) / 4 for start in (0, 4, 8)]
+        assert means == pytest.approx(of(metrics, "train", "loss"))
+
+
 def test_several_evaluation_loaders_without_a_choice_are_refused():
     """The message lists the loaders and says what to pass."""
     with pytest.raises(ValueError, match="SchedulerCallback") as error:
