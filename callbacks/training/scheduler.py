@@ -245,7 +245,8 @@ class SchedulerCallback(ISchedulerCallback):
             self._check_is_alone(scheduler)
         argument = self._argument_of(scheduler)
         if argument == "metrics":
-            scheduler.step(self._epoch_metric(runner) if metric is None else metric)
+            value = self._epoch_metric(runner) if metric is None else metric
+            scheduler.step(value.detach() if isinstance(value, torch.Tensor) else value)  # torch warns of a graph
         elif argument == "epoch":
             scheduler.step(runner.stage_epoch_step)
         else:
