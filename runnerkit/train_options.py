@@ -50,10 +50,10 @@ ELSEWHERE = {
     "clip": "gradient_clip", "clip_grad_norm": "gradient_clip", "dataloaders": "loaders", "epochs": "num_epochs",
     "grad_clip": "gradient_clip", "grad_clip_norm": "gradient_clip", "max_grad_norm": "gradient_clip",
     "gradient_accumulation_steps": "accumulation_steps", "gradient_clip_val": "gradient_clip",
-    "greater_is_better": "mode", "log_dir": "logdir", "loss": "criterion", "loss_fn": "criterion", "lr_scheduler": "scheduler", "main_metric": "monitor",
-    "max_epochs": "num_epochs", "max_steps": "num_steps", "metric_for_best_model": "monitor",
-    "minimize_metric": "mode", "n_epochs": "num_epochs", "output_dir": "logdir", "resume_from_checkpoint": "resume",
-    "train_loader": "loaders", "val_loader": "loaders",
+    "greater_is_better": "mode", "log_dir": "logdir", "loss": "criterion", "loss_fn": "criterion",
+    "lr_scheduler": "scheduler", "main_metric": "monitor", "max_epochs": "num_epochs", "max_steps": "num_steps",
+    "metric_for_best_model": "monitor", "minimize_metric": "mode", "n_epochs": "num_epochs", "output_dir": "logdir",
+    "resume_from_checkpoint": "resume", "train_loader": "loaders", "val_loader": "loaders",
 }  # fmt: skip
 OLD_MONITOR = ThreeArguments("valid_loader", "valid_metric", "minimize_valid_metric", defaults=("valid", "loss"))
 
