@@ -177,7 +177,7 @@ class ThreeArguments:
             minimize = bool(minimize)
         if loader is None and metric is None:
             return None
-        if loader is not None and "/" in loader and metric in (None, *_MINIMIZES):  # today's arguments, by position
+        if loader is not None and "/" in loader and metric in _MINIMIZES:  # today's arguments, by position
             today = {"monitor": loader} | ({"mode": metric} if metric is not None else {})
             raise TypeError(f"{owner}: pass {' and '.join(today)} by name: write {written(today)}")
         if loader is None or metric is None:

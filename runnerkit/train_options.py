@@ -273,7 +273,7 @@ class TrainOptions:
             judges = [each for each in own if isinstance(each, ICheckpointCallback) and each.monitor is not None]
             if self.selects is not None and not judges and get_rank() == 0:
                 log.warning(
-                    "monitor=%r selects no best checkpoint, as your CheckpointCallback has no monitor: pass it there",
+                    "monitor=%r does not select a checkpoint, since your CheckpointCallback has none: pass it there",
                     self.selects.name,
                 )
         elif self.folder is not None:
