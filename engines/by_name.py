@@ -124,6 +124,8 @@ def choose_engine(
     torch.bfloat16
     """
     if engine is not None and not isinstance(engine, IEngine | str):
+        if isinstance(engine, type):
+            raise TypeError(f"engine is the class {engine.__name__}; pass an instance of it: {engine.__name__}(...)")
         raise TypeError(
             f"engine={engine!r} is not an engine; pass a name, such as 'ddp', an engine, such as "
             "dl.DistributedDataParallelEngine(), or a flag, such as ddp=True"
@@ -131,15 +133,20 @@ def choose_engine(
     flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
     check_engine_flags(**flags)
     raised = [f"{name}=True" for name, flag in flags.items() if flag]
-    if precision is not None and (raised or not isinstance(engine, str)):
-        raised.append(f"precision={precision!r}")
     if engine is None:
-        return get_available_engine(**flags, precision=precision) if raised else None
+        return get_available_engine(**flags, precision=precision) if raised or precision is not None else None
     if raised:
         shown, instead = type(engine).__name__, "give either engine or flags"
         if isinstance(engine, str):
-            shown, instead = repr(engine), f"give either, such as engine={engine!r}, precision='bf16'"
+            wanted = precision or ("fp16" if fp16 else "amp" if amp else None)
+            shown, instead = repr(engine), f"write engine={engine!r}, precision={wanted!r}" if wanted else instead
         raise ValueError(f"engine={shown} and {', '.join(raised)} contradict each other; {instead}")
+    if precision is not None and not isinstance(engine, str):
+        shown = type(engine).__name__
+        raise ValueError(
+            f"engine={shown} and precision={precision!r} contradict each other; an engine takes its own, such as "
+            f"dl.{shown}(precision={precision!r})"
+        )
     return engine_by_name(engine, precision=precision) if isinstance(engine, str) else engine
 
 

@@ -57,8 +57,10 @@ def get_available_engine(
     if precision not in (None, *PRECISION_NAMES):
         found = f"precision must be one of {', '.join(PRECISION_NAMES)}, got {precision!r}"
         raise ValueError(found + suggested_precision(precision))
-    if sum((fp16, amp, apex, precision is not None)) > 1:
-        raise ValueError(f"fp16={fp16}, amp={amp}, apex={apex}, precision={precision!r}: choose one precision")
+    given = [f"{name}=True" for name, flag in {"fp16": fp16, "amp": amp, "apex": apex}.items() if flag]
+    given += [f"precision={precision!r}"] if precision is not None else []
+    if len(given) > 1:
+        raise ValueError(f"{', '.join(given)}: choose one precision")
     if apex:
         if cpu:
             raise ValueError("cpu=True, apex=True: Apex needs a GPU; amp=True is torch's own mixed precision, anywhere")

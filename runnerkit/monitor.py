@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, Self, TypeVar, cast
@@ -11,6 +12,7 @@ from runnerkit.support.arguments import check_flags, check_strings
 from runnerkit.support.deprecation import refuse_both, written
 
 Mode = Literal["min", "max"]
+_LOADERS = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "eval": "valid", "test": "test"}
 _MINIMIZES: dict[str | None, bool | None] = {"min": True, "max": False, None: None}
 T = TypeVar("T")
 
@@ -39,9 +41,8 @@ class Monitor:
         check_strings(owner, monitor=monitor)
         loader, _, metric = monitor.partition("/")
         if not loader or not metric:
-            word = monitor.strip("/") or "accuracy"
-            example = f"{word}/loss" if word in ("train", "valid", "test") else f"valid/{word}"
-            raise ValueError(f"{owner}: monitor must be 'loader/metric', got {monitor!r}; write monitor={example!r}")
+            meant = likely_monitor(monitor)
+            raise ValueError(f"{owner}: monitor must be 'loader/metric', got {monitor!r}; write monitor={meant!r}")
         return cls(loader, metric, minimizes(owner, mode))
 
     @classmethod
@@ -92,6 +93,18 @@ class Monitor:
             return self
         loader = max(known, key=len)
         return replace(self, loader=loader, metric=self.name[len(loader) + 1 :])
+
+
+def likely_monitor(name: str) -> str:
+    """Return the monitor that is probably meant by a name, such as those of Keras and Lightning.
+
+    >>> likely_monitor("val_loss"), likely_monitor("f1_macro"), likely_monitor("test")
+    ('valid/loss', 'valid/f1_macro', 'test/loss')
+    """
+    loader, _, metric = re.sub("[_/]", "/", name.strip("/"), count=1).partition("/")
+    if loader not in _LOADERS:
+        return f"valid/{name.strip('/') or 'accuracy'}"
+    return f"{_LOADERS[loader]}/{metric or 'loss'}"
 
 
 def minimizes(owner: str, mode: Any) -> bool | None:
@@ -164,9 +177,13 @@ class ThreeArguments:
             minimize = bool(minimize)
         if loader is None and metric is None:
             return None
+        if loader is not None and "/" in loader and metric in _MINIMIZES:  # today's arguments, by position
+            today = {"monitor": loader} | ({"mode": metric} if metric is not None else {})
+            raise TypeError(f"{owner}: pass {' and '.join(today)} by name: write {written(today)}")
         if loader is None or metric is None:
             if self.defaults is None:
-                raise ValueError(f"{owner}: pass both {self.loader} and {self.metric}, or neither; got {written(old)}")
+                found = f"{owner}: pass both {self.loader} and {self.metric}, or neither; got {written(old)}"
+                raise ValueError(f"{found}; write for example monitor='{loader or 'valid'}/{metric or 'loss'}'")
             loader, metric = loader or self.defaults[0], metric or self.defaults[1]
             minimize = True if minimize is None and metric == "loss" else minimize
         return Monitor(loader, metric, minimize)

@@ -63,7 +63,7 @@ class Runner(IRunner):
 
     def __init__(self, model: Model | None = None, engine: IEngine | str | None = None) -> None:
         super().__init__(model, engine)
-        self._own_engine = self._given_engine
+        self._own_engine = engine  # a name may be followed by a precision
         self._given = _Given()
         self._budget = Budget(num_epochs=1)
 
@@ -328,7 +328,7 @@ class Runner(IRunner):
         with stage.evaluation_weights.evaluating():  # for a copy of the model
             model, engine = borrow_engine(
                 model, engine, trained=stage.training_model, trained_by=self.engine,
-                otherwise=lambda: self._own_engine or get_available_engine(),
+                otherwise=lambda: named_engine(self._own_engine or get_available_engine()),
             )  # fmt: skip
         is_running = stage.training_model is not None or engine.in_use
         if loads and own and is_running:

@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import nn
+
 from runnerkit import callbacks as parts  # each is imported when it is first used
 from runnerkit.callback import ICallback, ICheckpointCallback, innermost, optimizer_callbacks
 from runnerkit.checkpoints.folder import as_path, find_checkpoint
@@ -47,11 +49,11 @@ log = logging.getLogger(__name__)
 ELSEWHERE = {
     "clip": "gradient_clip", "clip_grad_norm": "gradient_clip", "dataloaders": "loaders", "epochs": "num_epochs",
     "grad_clip": "gradient_clip", "grad_clip_norm": "gradient_clip", "max_grad_norm": "gradient_clip",
-    "gradient_accumulation_steps": "accumulation_steps", "gradient_clip_val": "gradient_clip", "log_dir": "logdir",
-    "loss": "criterion", "loss_fn": "criterion", "lr_scheduler": "scheduler", "main_metric": "monitor",
-    "max_epochs": "num_epochs", "max_steps": "num_steps", "metric_for_best_model": "monitor",
-    "minimize_metric": "mode", "n_epochs": "num_epochs", "output_dir": "logdir", "resume_from_checkpoint": "resume",
-    "train_loader": "loaders", "val_loader": "loaders",
+    "gradient_accumulation_steps": "accumulation_steps", "gradient_clip_val": "gradient_clip",
+    "greater_is_better": "mode", "log_dir": "logdir", "loss": "criterion", "loss_fn": "criterion",
+    "lr_scheduler": "scheduler", "main_metric": "monitor", "max_epochs": "num_epochs", "max_steps": "num_steps",
+    "metric_for_best_model": "monitor", "minimize_metric": "mode", "n_epochs": "num_epochs", "output_dir": "logdir",
+    "resume_from_checkpoint": "resume", "train_loader": "loaders", "val_loader": "loaders",
 }  # fmt: skip
 OLD_MONITOR = ThreeArguments("valid_loader", "valid_metric", "minimize_valid_metric", defaults=("valid", "loss"))
 
@@ -267,6 +269,13 @@ class TrainOptions:
             for name, value in {"load_best_on_end": self.load_best_on_end, "max_hours": self.max_hours}.items():
                 if value:
                     raise ValueError(f"train({name}={value}) does not reach your CheckpointCallback: pass it there")
+            own = [innermost(each) for each in self.given_callbacks.values()]
+            judges = [each for each in own if isinstance(each, ICheckpointCallback) and each.monitor is not None]
+            if self.selects is not None and not judges and get_rank() == 0:
+                log.warning(
+                    "monitor=%r does not select a checkpoint, since your CheckpointCallback has none: pass it there",
+                    self.selects.name,
+                )
         elif self.folder is not None:
             if self.load_best_on_end and self.selects is None:
                 raise ValueError("load_best_on_end=True needs monitor=, such as 'valid/loss', to select a checkpoint")
@@ -318,6 +327,8 @@ def callbacks_by_key(callbacks: Sequence[ICallback] | Mapping[str, ICallback] | 
         raise TypeError(f"{wanted}, got the class {callbacks.__name__}; pass callbacks=[{callbacks.__name__}(...)]")
     if isinstance(callbacks, ICallback):
         raise TypeError(f"{wanted}, got {type(callbacks).__name__}; put it in a list: callbacks=[...]")
+    if isinstance(callbacks, nn.Module):
+        raise TypeError(f"{wanted}, got {type(callbacks).__name__}; pass a model by name: model=")
     if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
         raise TypeError(f"{wanted}, got {callbacks!r}; pass for example callbacks=[dl.TimerCallback()]")
     given = list(callbacks)

@@ -135,7 +135,7 @@ BAD = {
     "criterion is a class": ({"criterion": nn.CrossEntropyLoss}, TypeError, "instance of it: CrossEntropyLoss"),
     "optimizer is a class": ({"optimizer": torch.optim.SGD}, TypeError, "optimizer is the class SGD"),
     "engine is a misspelt name": ({"engine": "dpp"}, ValueError, "unknown engine 'dpp'"),
-    "engine is a class": ({"engine": dl.CPUEngine}, TypeError, "CPUEngine'> is not an engine"),
+    "engine is a class": ({"engine": dl.CPUEngine}, TypeError, "class CPUEngine; pass an instance of it: CPUEngine"),
     "callback is a class": ({"callbacks": [dl.BackwardCallback]}, TypeError, "instance of it: BackwardCallback"),
     "callback alone": (lambda: {"callbacks": dl.BackwardCallback("loss")}, TypeError, "BackwardCallback; put it in"),
     "optimizer of another model": ({"optimizer": sgd(mlp())}, ValueError, "none of which belongs to the model"),

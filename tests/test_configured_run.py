@@ -193,6 +193,10 @@ WRONG = {
     "wrong type": (["num_epochs=three"], "num_epochs: expected int | None, got 'three'"),
     "wrong type of an argument": (["loaders.valid.batch_size=many"], "batch_size: expected int | None, got 'many'"),
     "value out of range": (["model._args_.2.p=2"], "model._args_.2: torch.nn.Dropout: ValueError: dropout probability"),
+    "value of a callback in a list": (
+        ["callbacks.0={_target_: runnerkit.dl.EarlyStoppingCallback, patience: 0, monitor: valid/loss}"],
+        "callbacks.0: runnerkit.dl.EarlyStoppingCallback: ValueError: EarlyStoppingCallback: patience must be",
+    ),
     "missing argument": (["model._args_.0={_target_: torch.nn.Linear, in_features: 6}"], "accepts in_features, out_fe"),
     "unknown import path": (["criterion._target_=torch.nn.Entropy"], "criterion._target_: cannot import 'torch.nn.Ent"),
     "last of two": (

@@ -75,6 +75,13 @@ def test_a_runner_is_made_with_a_name(runner):
     assert len(list(runner.predict_loader(LOADERS["valid"]))) == 3
 
 
+def test_a_precision_may_follow_the_name_of_a_runner():
+    """As it may follow `engine=` of `train`."""
+    runner = train(runner=dl.SupervisedRunner(engine="cpu"), engine=None, precision="bf16")
+
+    assert type(runner.engine) is dl.CPUEngine and runner.engine.precision.dtype == torch.bfloat16
+
+
 class Own(dl.IRunner):
     """A runner with all its hooks."""
 
@@ -136,7 +143,7 @@ def test_predict_to_takes_names(tmp_path):
         (lambda: train(engine="AMPEngine", precision="bf16"), ValueError, ["AMPEngine", "fixed precision"]),
         (lambda: train(engine="ddp", ddp=True), ValueError, ["engine='ddp'", "ddp=True", "contradict"]),
         (lambda: train(engine="cpu", amp=True, precision="bf16"), ValueError, ["amp=True", "precision='bf16'"]),
-        (lambda: train(engine=dl.CPUEngine(), precision="bf16"), ValueError, ["contradict"]),
+        (lambda: train(engine=dl.CPUEngine(), precision="bf16"), ValueError, ["dl.CPUEngine(precision='bf16')"]),
         (lambda: dl.SupervisedRunner(mlp()).evaluate_loader([], engine="cpu", cpu=True), ValueError, ["contradict"]),
         (lambda: dl.SupervisedRunner(mlp()).predict_loader([], engine="cpuu"), ValueError, ["did you mean 'cpu'?"]),
     ],

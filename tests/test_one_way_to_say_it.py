@@ -177,6 +177,14 @@ def test_both_names_are_refused(make, words):
     ("make", "error", "words"),
     [
         (lambda: STOP(3, monitor="loss"), ValueError, "write monitor='valid/loss'"),
+        (lambda: STOP(3, monitor="val_loss"), ValueError, "write monitor='valid/loss'"),
+        (lambda: STOP(3, monitor="f1_macro"), ValueError, "write monitor='valid/f1_macro'"),
+        (lambda: STOP(3, "valid/loss", "min"), TypeError, "by name: write monitor='valid/loss', mode='min'"),
+        (lambda: STOP(3, "valid/loss"), TypeError, "by name: write monitor='valid/loss'"),
+        (lambda: PRUNE(TRIAL, "valid/auc", "max"), TypeError, "by name: write monitor='valid/auc', mode='max'"),
+        (lambda: CHECKPOINT("logs", "valid/auc", "max"), TypeError, "by name: write monitor='valid/auc', mode='max'"),
+        (lambda: CHECKPOINT("logs", "valid"), ValueError, "write for example monitor='valid/loss'"),
+        (lambda: train(greater_is_better=True), TypeError, "did you mean 'mode'"),
         (lambda: STOP(3, monitor="valid/"), ValueError, "'loader/metric', got 'valid/'; write monitor='valid/loss'"),
         (lambda: STOP(3, monitor="valid/auc"), ValueError, "write mode='min' if .* else mode='max'"),
         (lambda: STOP(3, monitor="valid/auc", mode="maximum"), ValueError, "mode must be 'min' .* or 'max'"),
@@ -203,6 +211,16 @@ def test_an_absent_value_does_not_warn(tmp_path):
     assert CHECKPOINT("logs", loader_key=None, metric_key=None, minimize=None).monitor is None
     train(valid_loader=None, valid_metric=None, minimize_valid_metric=None, logdir=tmp_path)
     assert not (tmp_path / "checkpoints" / "best.pth").exists()
+
+
+def test_a_monitor_that_does_not_reach_the_callback_is_warned_of(tmp_path, caplog):
+    """A CheckpointCallback has a monitor of its own; one that has none selects nothing."""
+    loaders, words = {"train": loader(8, 4), "valid": loader(8, 4)}, "pass it there"
+    train(loaders=loaders, monitor="valid/loss", callbacks=[CHECKPOINT(tmp_path / "a", monitor="valid/loss")])
+    assert words not in caplog.text
+
+    train(loaders=loaders, monitor="valid/loss", callbacks=[CHECKPOINT(tmp_path / "b")])
+    assert caplog.text.count(words) == 1 and not (tmp_path / "b" / "checkpoints" / "best.pth").exists()
 
 
 def test_names_that_callbacks_had_are_read():

@@ -152,3 +152,13 @@ def test_a_search_that_cannot_be_is_one_line(folder, capsys, caplog, arguments, 
     optuna.logging.get_logger("optuna").removeHandler(caplog.handler)
     error = capsys.readouterr().err
     assert words in error and len(error.splitlines()) == 1 and not caplog.records
+
+
+def test_a_loader_may_run_in_some_epochs_only(folder, capsys):
+    """The best epoch is one in which the loader of the monitor ran."""
+    periodic = "callbacks: [{_target_: runnerkit.dl.PeriodicLoaderCallback, monitor: valid/loss, valid: 2}]"
+    Path("config.yaml").write_text(f"{CONFIG}{periodic}\n")
+
+    assert main(["tune", "config.yaml", "--trials", "1", "--engine", "cpu", "optimizer.lr=0.1,0.2"]) == 0
+
+    assert capsys.readouterr().out.splitlines()[0] == f"best: {best_loss('logs/config-tune/trial-000'):.6g}"

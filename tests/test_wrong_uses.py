@@ -274,6 +274,8 @@ loaders:
 """
 COMMANDS = {
     "key almost right": (["run", "c.yaml", "num_epoch=3"], "num_epoch: unknown key", "did you mean 'num_epochs'"),
+    "key of another library": (["run", "c.yaml", "max_epochs=3"], "unknown key", "did you mean 'num_epochs'"),
+    "flag of train": (["run", "c.yaml", "amp=true"], "amp: unknown key", "did you mean 'precision: amp'"),
     "part almost right": (["run", "c.yaml", "optimiser.lr=3"], "did you mean 'optimizer'"),
     "argument almost right": (["run", "c.yaml", "model.in_feature=3"], "does not accept", "did you mean 'in_features'"),
     "class almost right": (

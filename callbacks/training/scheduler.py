@@ -43,7 +43,8 @@ class SchedulerCallback(ISchedulerCallback):
             CyclicLR, and those that a function passed to `train` made, unless they need an argument; "epoch" for
             others.
         monitor: the metric for a scheduler that needs one, such as "valid/loss". None is the metric that selects the
-            best checkpoint, else the loss of "valid", of the only evaluation loader, or of "train" if there is none.
+            best checkpoint, or would with a logdir, else the loss of "valid", of the only evaluation loader, or of
+            "train" if there is none; of a scheduler that steps after each optimizer step, the loss of the batch.
         mode: whether smaller ("min") or larger ("max") values of it are better, to check the scheduler's own mode.
     Raises:
         ValueError: the scheduler waits for larger values, and the metric is better if smaller, or the reverse; several
@@ -128,7 +129,8 @@ class SchedulerCallback(ISchedulerCallback):
         self._unit = own or given
 
     def _choose_metric(self, runner: IRunner) -> tuple[str, str]:
-        watched = self.monitor or _judge(runner) or Monitor("", "loss", minimize=True)
+        judge = None if self._steps_per_batch else _judge(runner)  # of a batch, its loss
+        watched = self.monitor or judge or Monitor("", "loss", minimize=True)
         watched = watched if watched.loader else replace(watched, loader=self._only_loader(runner))
         mode = {True: "min", False: "max", None: None}[watched.minimize]
         if isinstance(self._after, lr_scheduler.ReduceLROnPlateau) and mode not in (self._after.mode, None):
@@ -139,6 +141,8 @@ class SchedulerCallback(ISchedulerCallback):
         return watched.pair
 
     def _only_loader(self, runner: IRunner) -> str:
+        if self._steps_per_batch:
+            return next((key for key in runner.loaders if key.startswith("train")), "train")
         others = [key for key in runner.loaders if not key.startswith("train")]
         if "valid" in others:
             return "valid"
@@ -241,7 +245,8 @@ class SchedulerCallback(ISchedulerCallback):
             self._check_is_alone(scheduler)
         argument = self._argument_of(scheduler)
         if argument == "metrics":
-            scheduler.step(self._epoch_metric(runner) if metric is None else metric)
+            value = self._epoch_metric(runner) if metric is None else metric
+            scheduler.step(value.detach() if isinstance(value, torch.Tensor) else value)  # torch warns of a graph
         elif argument == "epoch":
             scheduler.step(runner.stage_epoch_step)
         else:
@@ -278,11 +283,12 @@ class SchedulerCallback(ISchedulerCallback):
 
 
 def _judge(runner: IRunner) -> Monitor | None:
-    """Return the monitor that selects the best checkpoint, if there is one."""
+    """Return the monitor that selects the best checkpoint, or would with a logdir, if there is one."""
     for each in map(innermost, runner.callbacks.values()):
         if isinstance(each, ICheckpointCallback) and each.loader_key is not None and each.metric_key is not None:
             return Monitor(each.loader_key, each.metric_key, each.minimize)
-    return None
+    given = runner.current_run.monitor  # without a logdir
+    return None if given is None else given.among(runner.loaders).directed("train")
 
 
 def _mean_over_processes(metric: Any, runner: IRunner) -> Any:

@@ -44,7 +44,7 @@ runner = dl.SupervisedRunner().train(
         "train": dl.TensorLoader(rows[:300], progress[:300], batch_size=32, shuffle=True),
         "valid": dl.TensorLoader(rows[300:], progress[300:], batch_size=32),
     },
-    callbacks=[dl.LoaderMetricCallback(RMSE(["rmse"]), "logits", "targets"), GoodEnough(limit=0.75)],
+    callbacks=[dl.LoaderMetricCallback(RMSE(["rmse"])), GoodEnough(limit=0.75)],
     num_epochs=50,
 )
 rmse = runner.epoch_metrics["valid"]["rmse"]

@@ -30,7 +30,7 @@ def main(**where: Any) -> dict[str, float]:
         callbacks=[
             dl.OptimizerCallback("loss", optimizer_key="muon"),
             dl.OptimizerCallback("loss", optimizer_key="adamw"),
-            dl.AccuracyCallback("logits", "targets"),
+            dl.AccuracyCallback(),
         ],
         num_epochs=5,
         loggers={"console": None},

@@ -48,7 +48,7 @@ def main(**where: Any) -> dict[str, float]:
             "train": dl.TensorLoader(train, batch_size=25, shuffle=True),
             "valid": dl.TensorLoader(valid, batch_size=25),
         },
-        callbacks=[each("logits", "targets", threshold=0) for each in (dl.IOUCallback, dl.DiceCallback)],
+        callbacks=[each(threshold=0) for each in (dl.IOUCallback, dl.DiceCallback)],
         num_epochs=8,
         loggers={"console": None},
         **where,

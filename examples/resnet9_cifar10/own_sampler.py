@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         criterion=nn.CrossEntropyLoss(),
         optimizer=optimizer,
         scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.epochs),
-        callbacks=[dl.AccuracyCallback(input_key="logits", target_key="targets", topk=(1, 3, 5))],
+        callbacks=[dl.AccuracyCallback(topk=(1, 3, 5))],
         num_epochs=options.epochs,
         logdir=options.logdir,
         resume="auto",

@@ -58,6 +58,8 @@ class Config:
         node = at(self.values, key)
         if node is None:
             return None
+        if isinstance(node, list):  # one by one: an error names its place
+            return [self.make(f"{key}.{index}", *arguments) for index in range(len(node))]
         checked = self._checked(node, key)
         utils, errors = _package("hydra.utils"), _package("hydra.errors")
         try:

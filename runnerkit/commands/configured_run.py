@@ -26,6 +26,7 @@ from runnerkit.supervised import SupervisedRunner
 from runnerkit.support.deprecation import old_names
 from runnerkit.support.members import overrides
 from runnerkit.train import Runner
+from runnerkit.train_options import ELSEWHERE
 from runnerkit.types import as_dict
 from runnerkit.version import __version__
 
@@ -44,6 +45,7 @@ _PARTS = {  # each with an example
 _PLURAL = {name for name in _PARTS if name.endswith("s")}  # the others are one component or a dict of them
 _ENGINE = ("engine", "nproc", "precision")
 _NOT_PLAIN = {*_PARTS, *_ENGINE, "self", "cpu", "fp16", "amp", "apex", "ddp", "resume"}  # of `train`
+_MEANT = {**ELSEWHERE, "amp": "precision: amp", "fp16": "precision: fp16", "ddp": "engine: ddp", "cpu": "engine: cpu"}
 _NOT_SAVED = {"logdir", "search"}
 _TRACES = ("csv", "checkpoints", "tensorboard")  # any of these marks the logdir of a run
 
@@ -74,7 +76,8 @@ def make_run(config: Config) -> tuple[Runner, dict[str, Any]]:
     for key in config.values:
         if key not in {*_PARTS, *_ENGINE, *accepted, "search"}:
             known = (*_PARTS, *_ENGINE, *plain)
-            raise config.refused(key, f"unknown key; expected one of {', '.join(known)}{did_you_mean(key, known)}")
+            meant = f"; did you mean {_MEANT[key]!r}?" if key in _MEANT else did_you_mean(key, known)
+            raise config.refused(key, f"unknown key; expected one of {', '.join(known)}{meant}")
     for key in _PARTS:
         if not isinstance(config.values.get(key), dict | list | None):
             raise config.refused(key, f"expected _target_ and its arguments, got {config.values[key]!r}")

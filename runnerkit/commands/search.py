@@ -120,7 +120,6 @@ def _monitor(config: Config) -> Monitor:
 
 def _train(config: Config, trial: Any, logdir: Path, monitor: Monitor) -> float:
     """Return the metric of the best epoch."""
-    loader, metric = monitor.pair
     runner, arguments = make_run(config)
     if arguments["engine"] is None or not arguments["engine"].is_ddp:  # pruning needs the epochs in the study's process
         given = arguments["callbacks"] or {}
@@ -134,7 +133,9 @@ def _train(config: Config, trial: Any, logdir: Path, monitor: Monitor) -> float:
         if cause is not None and isinstance(cause, _optuna().TrialPruned):
             raise cause from None
         raise
-    scores = [epoch[loader][metric] for epoch in runner.experiment_metrics.values()]
+    epochs = runner.experiment_metrics.values()
+    loader, metric = monitor.among({key for epoch in epochs for key in epoch}).pair  # as get_loaders may name them
+    scores = [epoch[loader][metric] for epoch in epochs if loader in epoch]
     return min(scores) if trial.study.direction.name == "MINIMIZE" else max(scores)
 
 

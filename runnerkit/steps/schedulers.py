@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch.optim import Optimizer
 
 from runnerkit.callback import ISchedulerCallback, innermost
+from runnerkit.monitor import likely_monitor
 from runnerkit.support.component_members import SchedulerMembers
 from runnerkit.types import as_dict, groups_of, has_step
 
@@ -141,10 +141,8 @@ def _of_lightning(given: dict[str, Any]) -> str:
         f"itself, and scheduler_interval={unit!r}"
     )
     if given.get("monitor") is not None:
-        loader_key, metric_key = ["valid", *re.split("[_/]", str(given["monitor"]), maxsplit=1)][-2:]
-        loader_key = "valid" if loader_key == "val" else loader_key
-        name = f"{loader_key}/{metric_key}"
-        words += f", and for monitor={given['monitor']!r} callbacks=[dl.SchedulerCallback(monitor={name!r})]"
+        monitor = likely_monitor(str(given["monitor"]))
+        words += f", and for monitor={given['monitor']!r} callbacks=[dl.SchedulerCallback(monitor={monitor!r})]"
     if given.get("frequency", 1) != 1:
         words += f"; frequency={given['frequency']} is not supported: make the schedule longer instead"
     return words

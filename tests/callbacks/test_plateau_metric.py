@@ -48,6 +48,16 @@ def test_it_reads_what_selects_the_best_checkpoint(tmp_path, key):
     assert told == of(metrics, key, "loss")
 
 
+def test_without_a_logdir_it_reads_the_same_metric():
+    """The monitor of `train`, also of a loader whose key has a slash; its mode must be that of the scheduler."""
+    told, metrics = fit("max", **ACCURACY)
+    assert told == of(metrics, "valid", "accuracy")
+    told, metrics = fit("min", keys=("valid", "valid/easy"), monitor="valid/easy/loss")
+    assert told == of(metrics, "valid/easy", "loss")
+    with pytest.raises(ValueError, match=r"ReduceLROnPlateau\(mode='min'\) would read 'accuracy'"):
+        fit("min", **ACCURACY)
+
+
 @pytest.mark.parametrize(
     ("mode", "judge", "words"),
     [
@@ -68,6 +78,15 @@ def test_without_a_best_checkpoint_it_reads_the_loss_of_the_evaluation_loader():
     for keys, key in ((("val",), "val"), (("test", "valid"), "valid"), ((), "train")):
         told, metrics = fit("min", keys=keys)
         assert told == of(metrics, key, "loss")
+
+
+def test_after_each_step_it_reads_the_loss_of_the_batch(tmp_path):
+    """Whatever selects the best checkpoint, and however many evaluation loaders there are."""
+    monitor = {"monitor": "a/accuracy", "mode": "max"}
+    for folder in ({}, {"logdir": tmp_path}):
+        told, metrics = fit("min", keys=("a", "b"), scheduler_interval="step", **monitor, **folder)
+        means = [sum(told[start : start + 4]) / 4 for start in (0, 4, 8)]
+        assert means == pytest.approx(of(metrics, "train", "loss"))
 
 
 def test_several_evaluation_loaders_without_a_choice_are_refused():
