@@ -114,7 +114,7 @@ class RunLogs(ProcessState):
             self.notice(runner, self._early_notices.pop(0))
 
     def _describe_start(self, runner: IRunner) -> str:
-        engine, folders = runner.engine, ", ".join(shown(each) for each in self.logdirs)
+        engine, folders = runner.engine, ", ".join(map(_short, self.logdirs))
         precision = precision_of(runner.current_run.stage.autocast) or type(engine.precision).__name__.lower()
         processes = "1 process" if engine.num_processes == 1 else f"{engine.num_processes} processes"
         words = f"started: {type(engine).__name__}, {processes}, {precision}, {engine.device}"
@@ -246,6 +246,13 @@ class RunLogs(ProcessState):
             logger.close()
         except Exception as another:  # its first error has been reported
             log.debug("logger %r did not close either: %r", key, another)
+
+
+def _short(folder: Path) -> str:
+    """Return what a user calls a folder: its URL, or its path from the working directory, if it is inside."""
+    here = Path.cwd()
+    is_inside = url_of(folder) is None and folder.is_relative_to(here)
+    return str(folder.relative_to(here)) if is_inside else shown(folder)
 
 
 def _release(release: Callable[[], None], error: BaseException | None) -> None:
