@@ -1,7 +1,8 @@
-"""Tests of the lines that say that a run resumes, stops early and loads the best weights."""
+"""Tests of the lines that say that a run starts, resumes, stops early and loads the best weights."""
 
 import io
 
+import pytest
 import torch
 
 from runnerkit import dl
@@ -15,7 +16,24 @@ def told(**options):
     """Train with a console; return its lines about the run and the runner."""
     text = io.StringIO()
     runner = train(loaders=LOADERS, loggers={"console": dl.ConsoleLogger(file=text)}, **options)
-    return [line for line in text.getvalue().splitlines() if not line.startswith("epoch ")], runner
+    return [line for line in text.getvalue().splitlines() if not line.startswith(("epoch ", "started: "))], runner
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"precision": "bf16"}, "CPUEngine, 1 process, bfloat16, cpu"),
+        ({"num_processes": 2}, "DistributedDataParallelEngine, 2 processes, fp32, cpu"),
+    ],
+)
+def test_a_run_that_starts_says_where(tmp_path, capfd, options, words):
+    """Engine, processes, precision, device and logdir in the first line, once; an evaluation says nothing."""
+    runner = train(loaders=LOADERS, loggers={"console": dl.ConsoleLogger()}, logdir=tmp_path, **options)
+    runner.evaluate_loader(LOADERS["valid"], cpu=True)
+
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == f"started: {words}; logs in {tmp_path}"
+    assert sum("started: " in line for line in lines) == 1
 
 
 def test_a_run_that_resumes_says_from_what(tmp_path):

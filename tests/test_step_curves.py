@@ -84,7 +84,8 @@ def test_nothing_changes_without_such_an_argument(tmp_path, capsys):
     assert not any(seen) and not list(tmp_path.rglob("*.batch.csv"))
     assert [x for x, _ in curve(tmp_path, "valid", "loss")] == [1, 2]
     assert curve(tmp_path, "train", "batch/loss") == []
-    lines = capsys.readouterr().out.splitlines()
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith("started: ")
     assert [line.split("|")[0].split() for line in lines] == [
         ["epoch", epoch, key] for epoch in "12" for key in ("train", "valid")
     ]

@@ -45,7 +45,7 @@ def recorded_settings(runner: IRunner) -> dict[str, Any]:
         ),
         "scheduler": _by_key({key: type(each).__name__ for key, each in schedulers.items()}),
         "batch_size": {key: size for key, size in sizes.items() if size is not None},
-        "precision": _precision(runner.current_run.stage.autocast),
+        "precision": precision_of(runner.current_run.stage.autocast),
         **limits,
         **{name: value for name, value in knobs.items() if value != _DEFAULTS.get(name)},
         "monitored": _monitored(runner.callbacks.values()),
@@ -90,7 +90,7 @@ def _rates(groups: list[dict[str, Any]], scheduler: Any, *, default: Any) -> lis
     return [group.get("initial_lr", rate) for group, rate in zip(groups, unscheduled, strict=True)]
 
 
-def _precision(autocast: Any) -> str | None:
+def precision_of(autocast: Any) -> str | None:
     """Return the dtype of mixed precision; the name of the class is in the engine's entry."""
     return str(autocast.fast_dtype).removeprefix("torch.") if isinstance(autocast, torch.autocast) else None
 

@@ -14,12 +14,12 @@ from runnerkit.errors import UnknownKeyError, did_you_mean
 from runnerkit.logger import ILogger, Scope, Step, StepQueue, takes
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.environment import describe_environment
-from runnerkit.loop.recorded_settings import recorded_settings
+from runnerkit.loop.recorded_settings import precision_of, recorded_settings
 from runnerkit.loop.stop_signals import handling_stop_signals
 from runnerkit.loop.throughput import Throughput, with_throughput, without_throughput
 from runnerkit.steps.learning_rates import rates_of_all
 from runnerkit.storage import claims
-from runnerkit.storage.remote.urls import url_of
+from runnerkit.storage.remote.urls import shown, url_of
 from runnerkit.support.redaction import redacted
 
 if TYPE_CHECKING:
@@ -108,8 +108,17 @@ class RunLogs(ProcessState):
         steps = [logger for logger in runner.loggers.values() if logger.log_batch_metrics]
         self.wants_batch_metrics = bool(steps)
         self.wants_throughput = any(logger.log_throughput for logger in steps)
+        if runner.current_run.given_hooks is None:  # a run, not an evaluation
+            self.notice(runner, self._describe_start(runner))
         while self._early_notices:
             self.notice(runner, self._early_notices.pop(0))
+
+    def _describe_start(self, runner: IRunner) -> str:
+        engine, folders = runner.engine, ", ".join(map(_short, self.logdirs))
+        precision = precision_of(runner.current_run.stage.autocast) or type(engine.precision).__name__.lower()
+        processes = "1 process" if engine.num_processes == 1 else f"{engine.num_processes} processes"
+        words = f"started: {type(engine).__name__}, {processes}, {precision}, {engine.device}"
+        return f"{words}; logs in {folders}" if folders else words
 
     @contextmanager
     def paused(self, runner: IRunner) -> Iterator[None]:
@@ -237,6 +246,13 @@ class RunLogs(ProcessState):
             logger.close()
         except Exception as another:  # its first error has been reported
             log.debug("logger %r did not close either: %r", key, another)
+
+
+def _short(folder: Path) -> str:
+    """Return what a user calls a folder: its URL, or its path from the working directory, if it is inside."""
+    here = Path.cwd()
+    is_inside = url_of(folder) is None and folder.is_relative_to(here)
+    return str(folder.relative_to(here)) if is_inside else shown(folder)
 
 
 def _release(release: Callable[[], None], error: BaseException | None) -> None:
