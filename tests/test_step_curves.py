@@ -108,7 +108,7 @@ def test_validations_within_an_epoch_are_points_at_their_steps(options, steps, t
     assert [x for x, _ in points] == steps
     table = rows(tmp_path / "csv" / "valid.csv")
     assert [(int(row["step"]), pytest.approx(float(row["loss"]))) for row in table] == points
-    lines = [line for line in capsys.readouterr().out.splitlines() if "valid" in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "  valid | " in line]
     assert [int(re.match(r"epoch +\d+  step +(\d+)  valid \| loss ", line)[1]) for line in lines] == steps
 
 
