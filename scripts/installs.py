@@ -1,6 +1,6 @@
 """Install the core, the extra `demo` and the extra `all` into empty environments, and print what comes with them.
 
-    python scripts/installs.py [EXTRA ...]    with a Python that has the extra `dev`; "core" is no extra at all
+    python scripts/installs.py [EXTRA ...]    with a Python that has the extra `dev`, "core" for none
 
 The wheel is built, checked by twine as PyPI does, and installed with constraints.txt into environments of a temporary
 folder. Each row of the table has the number of packages, their size, the verdict of `pip check`, and the modules that
