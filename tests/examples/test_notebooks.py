@@ -51,8 +51,8 @@ def test_the_quick_start_trains_and_shows(tmp_path):
     """It shows five epochs, the run, a table and a plot; most digits are right, and both counts agree."""
     _, training, [run], [table], [picture], reading, [accuracy] = outputs(NOTEBOOKS / "quick_start.ipynb", tmp_path)
 
-    *lines, notice = printed(training).splitlines()
-    assert notice.startswith("loaded the best weights")
+    start, *lines, notice = printed(training).splitlines()
+    assert start.startswith("started:") and notice.startswith("loaded the best weights")
     assert [line[:15] for line in lines] == [
         f"epoch  {epoch}  {key}" for epoch in range(1, 6) for key in ("train", "valid")
     ]
