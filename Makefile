@@ -25,8 +25,8 @@ PYTHONS ?= python3.12 python3.13 python3.14
 # Of `make gpu`: cuda, or cpu for a dry run at tiny sizes; path of its report, without a suffix.
 DEVICE ?= cuda
 GPU_REPORT ?= gpu_report
-# Parallel test workers; most slow tests start two more processes.
-JOBS ?= 2
+# Parallel test workers; tests wait for processes about half of their time, and most slow ones start two more.
+JOBS ?= 4
 # An idle worker takes half of another's remaining tests, so that all finish at about the same time.
 PYTEST := -m pytest -n $(JOBS) --dist worksteal
 
