@@ -16,6 +16,8 @@ MESH_KILLS ?= 20
 # Kills and faults of runs in a store, each for one process and for two.
 STORE_KILLS ?= 50
 STORE_FAULTS ?= 50
+# Kills of runs in a store, for each of six sources of streams.
+STREAM_STORE_KILLS ?= 5
 # Kills of data workers, of ranks and of the parent process, for each launcher.
 LAUNCHED_KILLS ?= 5
 # Random runs of each fuzzer.
@@ -86,12 +88,14 @@ bench-peers: $(VENV)/installed $(PEERS)/installed  ## also benchmark eight other
 gpu:  ## check numbers, speed and memory on a GPU, in 9 minutes, with the installed packages (DEVICE=cpu: dry run)
 	$(PYTHON) -m benchmarks.on_gpu --device $(DEVICE) --report $(GPU_REPORT)
 
-drills: $(VENV)/installed  ## kill and resume runs 485 times; write the tables in docs/reliability.md (KILLS=100)
+drills: $(VENV)/installed  ## kill and resume runs 590 times; write the tables in docs/reliability.md (KILLS=100)
 	$(BIN)/python -m tests.faults.drill --kills $(KILLS) --page docs/reliability.md
 	$(BIN)/python -m tests.faults.drill --streams --kills $(STREAM_KILLS) --page docs/reliability.md
 	$(BIN)/python -m tests.faults.drill --mesh --kills $(MESH_KILLS) --page docs/reliability.md
 	$(BIN)/python -m tests.faults.store_drill --kills $(STORE_KILLS) --faults $(STORE_FAULTS) --page docs/reliability.md
+	$(BIN)/python -m tests.faults.store_drill --streams --kills $(STREAM_STORE_KILLS) --page docs/reliability.md
 	$(BIN)/python -m tests.faults.launched_drill --kills $(LAUNCHED_KILLS) --page docs/reliability.md
+	$(BIN)/python -m tests.faults.launched_drill --store --kills $(LAUNCHED_KILLS) --page docs/reliability.md
 
 fuzz: $(VENV)/installed  ## compare random runs with hand-written loops, and interrupted ones with whole ones (CASES=500)
 	$(BIN)/python -m tests.faults.fuzz_parity --cases $(CASES)

@@ -98,7 +98,7 @@ class CheckpointCallback(ICheckpointCallback):
         Renamed("mode", "content", {"model": "model", "runner": "runner"}),
         Renamed("topk", "keep_best"),
         ThreeArguments(),
-        by_position=("logdir", "loader_key", "metric_key", "minimize", "topk", "mode", "save_last", "save_best",
+        by_position=("loader_key", "metric_key", "minimize", "topk", "mode", "save_last", "save_best",
                      "every_epochs", "every_steps", "every_minutes", "asynchronous", "resume_model", "resume_runner",
                      "load_best_on_end", "max_hours", "trainable_only"),
     )  # fmt: skip
@@ -244,7 +244,8 @@ class CheckpointCallback(ICheckpointCallback):
     def _is_time(self, runner: IRunner) -> bool:
         if self.every_steps is not None and runner.gradient_step.is_due(runner, self.every_steps):
             return True
-        # Not each step ends at a multiple: one of two batches, in an epoch that begins after an odd number, never does.
+        # Compared, not divided: a step of two batches, in an epoch that begins after an odd number, never ends at a
+        # multiple.
         if self.every_minutes is None or runner.batch_step < self._next_look:
             return False
         self._next_look = runner.batch_step + _CLOCK_BATCHES

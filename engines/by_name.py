@@ -8,24 +8,12 @@ import os
 import re
 from typing import Any
 
+from runnerkit import engines
 from runnerkit.engine import IEngine
-from runnerkit.engines.amp import (
-    AMPEngine,
-    DataParallelAMPEngine,
-    DistributedDataParallelAMPEngine,
-    FullyShardedDataParallelAMPEngine,
-    HorovodAMPEngine,
-)
-from runnerkit.engines.apex import (
-    APEXEngine,
-    DataParallelAPEXEngine,
-    DistributedDataParallelAPEXEngine,
-    HorovodAPEXEngine,
-)
 from runnerkit.engines.choose import check_engine_flags, get_available_engine
 from runnerkit.engines.data_parallel import DataParallelEngine
 from runnerkit.engines.ddp import DistributedDataParallelEngine
-from runnerkit.engines.device import CPUEngine, DeviceEngine, GPUEngine
+from runnerkit.engines.device import CPUEngine, GPUEngine
 from runnerkit.engines.fsdp import FullyShardedDataParallelEngine
 from runnerkit.engines.horovod import HorovodEngine
 from runnerkit.errors import did_you_mean
@@ -36,12 +24,6 @@ __all__ = ["choose_engine"]
 
 VARIABLE = "RUNNERKIT_ENGINE"  # arguments of :func:`engine_by_name` as JSON, for a script that another process starts
 
-_CLASSES: tuple[type[IEngine], ...] = (
-    AMPEngine, APEXEngine, CPUEngine, DataParallelAMPEngine, DataParallelAPEXEngine, DataParallelEngine, DeviceEngine,
-    DistributedDataParallelAMPEngine, DistributedDataParallelAPEXEngine, DistributedDataParallelEngine,
-    FullyShardedDataParallelAMPEngine, FullyShardedDataParallelEngine, GPUEngine, HorovodAMPEngine, HorovodAPEXEngine,
-    HorovodEngine,
-)  # fmt: skip
 ENGINES: dict[str, type[IEngine]] = {
     "cpu": CPUEngine,
     "gpu": GPUEngine,
@@ -49,7 +31,7 @@ ENGINES: dict[str, type[IEngine]] = {
     "ddp": DistributedDataParallelEngine,
     "fsdp": FullyShardedDataParallelEngine,
     "horovod": HorovodEngine,
-    **{each.__name__: each for each in _CLASSES},
+    **{name: getattr(engines, name) for name in dir(engines) if name.endswith("Engine") and name != "IEngine"},
 }
 
 

@@ -83,7 +83,7 @@ class IListener(ABC):
     """
 
     def on_experiment_start(self, runner: IRunner) -> None:
-        """Called once in every process after the engine is set up."""
+        """Called once in every process, after the engine is set up, and for callbacks also their first stage."""
 
     def on_stage_start(self, runner: IRunner) -> None:
         """Called after the components of the stage are created."""
@@ -248,7 +248,7 @@ class ISchedulerCallback(Callback):
 class IMetricCallback(Callback):
     """A callback that computes metrics.
 
-    At the end of a loader the runner calls `share` of each, reduces all of them with one collective, and passes the
+    At the end of a loader the runner calls `share` of each, reduces all of them together, and passes the
     totals to `take_total`, before ``on_loader_end``. Callbacks that do not act on this loader (another `node`, or a
     wrapper that excludes it) are skipped.
 
@@ -304,6 +304,15 @@ class ICheckpointCallback(Callback):
             stage: the stage in which the run resumes.
             place: epoch of `source`, and step within it (infinite at its end).
         """
+
+
+def monitor_of_savers(callbacks: Mapping[str, ICallback]) -> Monitor | None:
+    """Return what selects the best checkpoint of the callbacks that save, if any of them keeps one."""
+    savers = [each for each in map(innermost, callbacks.values()) if isinstance(each, ICheckpointCallback)]
+    for each in savers:  # a user's own may have the parts without a `monitor`
+        if each.loader_key is not None and each.metric_key is not None:
+            return Monitor(each.loader_key, each.metric_key, each.minimize)
+    return None
 
 
 class IStoppingCallback(Callback):

@@ -69,8 +69,8 @@ class IEngine(JobProcess, ABC):
         sharded_checkpoints: True if each process saves its own shard with :meth:`save_shards`.
         never_whole: True if no process ever holds all weights: each loads its own shard, and in an evaluation all take
             as many batches.
-        weigh_loss: returns what :meth:`backward` backpropagates in place of a loss and an optimizer, as the mean over
-            processes weights all equally; set by a pass over a training loader whose weights may differ.
+        weigh_loss: takes a loss and an optimizer or None, and returns the weighted loss that :meth:`backward` uses, as
+            the mean over processes weights all equally; set by a pass over a training loader whose weights may differ.
     """
 
     is_ddp: bool = False

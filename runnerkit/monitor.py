@@ -150,23 +150,23 @@ class ThreeArguments:
     def names(self) -> tuple[str, ...]:
         return tuple(filter(None, (self.loader, self.metric, self.minimize)))
 
-    def replace(self, owner: str, given: dict[str, Any]) -> tuple[str, str]:
-        """Replace them in the arguments of a call; return what was written and what to write, empty without them.
+    def replace(self, owner: str, given: dict[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Replace them in the arguments of a call; return those that were given, and what to write instead of them.
 
         Raises:
             TypeError, ValueError: one of them is invalid, or `monitor` or `mode` is given as well.
         """
         old = {name: value for name in self.names if (value := given.pop(name, None)) is not None}
         if not old:
-            return "", ""
+            return {}, {}
         refuse_both(owner, old, given, ("monitor", "mode"))
         monitor = self._monitor(owner, old)
         if monitor is None:
-            return written(old), "monitor=, or leave it out: it does nothing without a metric"
+            return old, {}  # it does nothing without a metric
         mode = {True: "min", False: "max", None: None}[monitor.minimize]
         given["monitor"] = monitor
         name = monitor.name if monitor.loader else f"valid/{monitor.metric}"
-        return written(old), written({"monitor": name} | ({"mode": mode} if mode else {}))
+        return old, {"monitor": name} | ({"mode": mode} if mode else {})
 
     def _monitor(self, owner: str, old: Mapping[str, Any]) -> Monitor | None:
         loader, metric = old.get(self.loader), old.get(self.metric)

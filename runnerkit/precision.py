@@ -162,7 +162,7 @@ class AMP(Precision):
                 del self._unscaled[id(each)]
                 self._update_is_due = True
         if self._versions is not None:
-            self._refuse_scaled_climb()
+            self._check_not_moved_by_scaled()
         self._unscaled_parameters.clear()
         self._update_scale()
         self._holds_scaled_gradients = self._scaler is not None
@@ -178,7 +178,7 @@ class AMP(Precision):
     def _versions_now(self) -> list[int]:
         return [num_changes(each) for optimizer in self._watched for each in self.parameters(optimizer)]
 
-    def _refuse_scaled_climb(self) -> None:
+    def _check_not_moved_by_scaled(self) -> None:
         """Raise if weights moved since the last backward pass, without a step, and its gradients are gone."""
         has_moved, self._versions = self._versions != self._versions_now(), None
         if has_moved and all(each.grad is None for one in self._watched for each in self.parameters(one)):

@@ -1,4 +1,4 @@
-"""The training loop, and the hooks that users override."""
+"""The hooks that users override, and the public state of a run."""
 
 from __future__ import annotations
 

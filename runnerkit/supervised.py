@@ -79,7 +79,8 @@ class SupervisedRunner(Runner):
         self._keys = self.input_key, self.target_key
         keys = _names(self.input_key)
         self._arguments = self.input_key if isinstance(self.input_key, dict) else dict(zip(keys, keys, strict=True))
-        self._batch_names = [*keys, *_names(self.target_key)]
+        # A key of both, such as an autoencoder's, is one part: the label in (image, label) must not replace the image.
+        self._batch_names = [*dict.fromkeys([*keys, *_names(self.target_key)])]
 
     def get_callbacks(self, stage: str) -> dict[str, ICallback]:
         callbacks = super().get_callbacks(stage)

@@ -30,7 +30,7 @@ from runnerkit.steps.makers import make_optimizers, make_schedulers
 from runnerkit.steps.schedulers import Interval, unstepped
 from runnerkit.storage.remote.urls import as_url
 from runnerkit.support.arguments import check_paths, check_seed, explain_calls
-from runnerkit.support.deprecation import accepts_old_names, formerly_by_position
+from runnerkit.support.deprecation import accepts_old_names
 from runnerkit.train_options import ELSEWHERE, OLD_MONITOR, TrainOptions, callbacks_by_key, holds
 from runnerkit.types import Batch, Criterion, Metrics, Model, Optimizers, Scheduler, as_dict, is_maker
 
@@ -351,7 +351,7 @@ class Runner(IRunner):
     def _caller_callbacks(self) -> dict[str, ICallback]:
         return self._given.callbacks
 
-    @formerly_by_position("callbacks", "model", "engine", "seed", "verbose")
+    @accepts_old_names(by_position=("callbacks", "model", "engine", "seed", "verbose"))
     @explain_calls()
     def evaluate_loader(
         self, loader: Iterable[Any], *, model: Model | None = None, engine: IEngine | str | None = None, seed: int = 42,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch import nn
 
 from runnerkit import callbacks as parts  # each is imported when it is first used
-from runnerkit.callback import ICallback, ICheckpointCallback, innermost, optimizer_callbacks
+from runnerkit.callback import ICallback, ICheckpointCallback, innermost, monitor_of_savers, optimizer_callbacks
 from runnerkit.checkpoints.folder import as_path, find_checkpoint
 from runnerkit.engine import IEngine
 from runnerkit.engines import choose_engine
@@ -151,7 +151,7 @@ class TrainOptions:
     def selects(self) -> Monitor | None:
         """The monitor that selects the best checkpoint."""
         monitor = Monitor.if_given("train", self.monitor, self.mode)
-        return monitor.among(self.loaders) if monitor is not None and isinstance(self.loaders, Mapping) else monitor
+        return None if monitor is None else monitor.directed("train")
 
     @cached_property
     def given_callbacks(self) -> dict[str, ICallback]:
@@ -269,18 +269,13 @@ class TrainOptions:
             for name, value in {"load_best_on_end": self.load_best_on_end, "max_hours": self.max_hours}.items():
                 if value:
                     raise ValueError(f"train({name}={value}) does not reach your CheckpointCallback: pass it there")
-            own = [innermost(each) for each in self.given_callbacks.values()]
-            judges = [each for each in own if isinstance(each, ICheckpointCallback) and each.monitor is not None]
-            if self.selects is not None and not judges and get_rank() == 0:
+            if self.selects is not None and monitor_of_savers(self.given_callbacks) is None and get_rank() == 0:
                 log.warning(
                     "monitor=%r does not select a checkpoint, since your CheckpointCallback has none: pass it there",
                     self.selects.name,
                 )
-        elif self.folder is not None:
-            if self.load_best_on_end and self.selects is None:
-                raise ValueError("load_best_on_end=True needs monitor=, such as 'valid/loss', to select a checkpoint")
-            if self.selects is not None:
-                self.selects.directed("train")  # raises the error of CheckpointCallback in the name of `train`
+        elif self.load_best_on_end and self.selects is None:
+            raise ValueError("load_best_on_end=True needs monitor=, such as 'valid/loss', to select a checkpoint")
 
     def _check_components(self) -> None:
         if self.model is None:
@@ -293,7 +288,8 @@ class TrainOptions:
             return
         loaders = checks.check_loaders(self.loaders)
         if self.selects is not None:
-            checks.check_loader_key(self.selects.loader, loaders, reader=f"monitor={self.selects.name!r}")
+            loader = self.selects.among(loaders).loader
+            checks.check_loader_key(loader, loaders, reader=f"monitor={self.selects.name!r}")
         checks.check_callbacks(self.all_callbacks, loaders)
         trains_nothing = checks.check_trains(self.loaders, has_optimizer=self.optimizer is not None)
         if trains_nothing is not None:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from runnerkit.support.device_move import is_container, rebuilt
+
 T = TypeVar("T")
 
 # One component, or several by name (a GAN has two models and two optimizers). Any, because dict is invariant: type
@@ -87,17 +89,15 @@ def shared_parameters(optimizers: Iterable[Any]) -> dict[tuple[int, ...], list[A
 
 
 def each_tensor(value: Any, function: Callable[[Tensor], Any], *, others: Any = ...) -> Any:
-    """Apply `function` to each tensor in nested tuples, lists and dicts; `others` replaces all other values.
+    """Apply `function` to each tensor in nested containers, which keep their types; `others` replaces all other values.
 
     >>> each_tensor([torch.ones(2), "a"], len), each_tensor({"x": torch.ones(2), "y": 7}, len, others=None)
     ([2, 'a'], {'x': 2, 'y': None})
     """
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, tuple | list):
-        return type(value)(each_tensor(each, function, others=others) for each in value)
-    if isinstance(value, dict):
-        return {key: each_tensor(each, function, others=others) for key, each in value.items()}
+    if is_container(value):
+        return rebuilt(value, lambda each: each_tensor(each, function, others=others))
     return value if others is ... else others
 
 

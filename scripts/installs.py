@@ -1,14 +1,17 @@
-"""Install the core, the extra `demo` and the extra `all` into empty environments, and print what comes with them.
+"""Install the core and the extras `demo` and `all` into empty environments, and write what comes with them to a page.
 
-    python scripts/installs.py [EXTRA ...]    with a Python that has the extra `dev`, "core" for none
+    python scripts/installs.py                with a Python that has the extra `dev`; writes a table to docs/versions.md
+    python scripts/installs.py EXTRA ...      prints the rows of these extras only, "core" for none
 
 The wheel is built, checked by twine as PyPI does, and installed with constraints.txt into environments of a temporary
-folder. Each row of the table has the number of packages, their size, the verdict of `pip check`, and the modules that
-were imported together, those of the extra's requirements. pip resolves before it downloads: if it chooses a torch for
-CUDA, which needs gigabytes of libraries, the script ends with an error.
+folder. Each row of the table has the requirements, the number of packages, their size, the verdict of `pip check`, and
+the modules that were imported together, those of the requirements. pip resolves before it downloads: if it chooses a
+torch for CUDA, which needs gigabytes of libraries, the script ends with an error.
 """
 
+import datetime
 import json
+import platform
 import re
 import subprocess
 import sys
@@ -25,7 +28,11 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 OF_CUDA = re.compile(r"(cuda-|nvidia-(?!ml-py$)|triton$)")
-HEAD = "| installed | packages | MB | of them torch | `pip check` | imported together |\n|---|---:|---:|---:|---|---|"
+PAGE = ROOT / "docs" / "versions.md"
+BEGIN, END = "<!-- installs: written by python scripts/installs.py -->\n", "<!-- end of installs -->\n"
+HEAD = """\
+| installed | requires | packages | MB | of them torch | `pip check` | imported together |
+|---|---|---:|---:|---:|---|---|"""
 TRY = """
 import importlib, json, re, sys
 from importlib.metadata import packages_distributions
@@ -82,8 +89,14 @@ def megabytes(folder: Path) -> int:
     return round(sum(path.stat().st_size for path in files) / 1e6)
 
 
-def row(wheel: Path, extra: str, folder: Path) -> str:
-    """Install into a new environment in `folder`; return the row of the table."""
+def version_of_torch(site: Path) -> str:
+    """Return the version of the torch in a folder of packages."""
+    [info] = site.glob("torch-*.dist-info")
+    return info.name.removeprefix("torch-").removesuffix(".dist-info")
+
+
+def row(wheel: Path, extra: str, folder: Path) -> tuple[str, str]:
+    """Install into a new environment in `folder`; return the row of the table and the version of torch."""
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     python = folder / "bin" / "python"
     target = [*PIP, "--python", python]
@@ -94,25 +107,48 @@ def row(wheel: Path, extra: str, folder: Path) -> str:
     run(*target, "install", "--quiet", *what)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     check = subprocess.run([*target, "check"], capture_output=True, text=True, check=False).stdout.strip()
-    tried = json.loads(run(python, "-P", "-c", TRY, json.dumps(requirements_of(wheel, extra))).splitlines()[-1])
+    required, core = requirements_of(wheel, extra), requirements_of(wheel, "")
+    tried = json.loads(run(python, "-P", "-c", TRY, json.dumps(required)).splitlines()[-1])
     failed = [f"{module} failed: {error}" for module, error in tried.items() if error]
     num_packages, torch = len(list(site.glob("*.dist-info"))), megabytes(site / "torch")
     imported = f"{len(tried) - len(failed)} of {len(tried)} modules" + "".join(f"; {each}" for each in failed)
     name = f"`runnerkit[{extra}]`" if extra else "`runnerkit`"
-    return f"| {name} | {num_packages} | {megabytes(site):,} | {torch:,} | {check.rstrip('.').lower()} | {imported} |"
+    added = ", ".join(sorted({*required} - {*core})) if extra else ", ".join(core)
+    requires = f"the core, {added}" if extra else added
+    cells = [name, requires, num_packages, f"{megabytes(site):,}", f"{torch:,}", check.rstrip(".").lower(), imported]
+    return f"| {' | '.join(map(str, cells))} |", version_of_torch(site)
+
+
+def with_table(page: str, table: str) -> str:
+    """Return the text of a page with another table of installs.
+
+    >>> with_table(f"# Versions\\n{BEGIN}old\\n{END}more", "new") == f"# Versions\\n{BEGIN}new\\n{END}more"
+    True
+    """
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}{table}\n{END}{rest.split(END)[1]}"
 
 
 def main(extras: list[str]) -> None:
-    """Print the table."""
+    """Print the table; write it to the page if no extras are named."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", ROOT)
         [wheel] = (folder / "dist").glob("*.whl")
         print(run(sys.executable, "-m", "twine", "check", "--strict", *(folder / "dist").iterdir()), file=sys.stderr)
+        lines, torches = [HEAD], set[str]()
         print(HEAD)
-        for extra in extras:
-            print(row(wheel, "" if extra == "core" else extra, folder / extra), flush=True)
+        for extra in extras or ("core", "demo", "all"):
+            line, torch = row(wheel, "" if extra == "core" else extra, folder / extra)
+            print(line, flush=True)
+            lines.append(line)
+            torches.add(torch)
+    where = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    lines += ["", f"{datetime.date.today()}, torch {', '.join(torches)}, {where}."]
+    print("\n".join(lines[-2:]))
+    if not extras:
+        PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), "\n".join(lines)), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["core", "demo", "all"])
+    main(sys.argv[1:])

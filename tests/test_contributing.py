@@ -12,9 +12,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 RECIPE = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 USE = """
+import os
+from functools import partial
 from pathlib import Path
 
 from torch import nn
+from torch.optim import SGD
 from runnerkit import dl
 from tests.tiny import loader, mlp, sgd
 
@@ -31,6 +34,14 @@ runner = dl.SupervisedRunner(output_key="logits").train(
 assert (epoch, key, metrics["largest_batch"], metrics["mae"]) == (1, "train", 4, 0), logger.rows
 names = ["model.0001.00000001.pth", "model.0001.00000002.pth", "model.0001.00000003.pth", "model.0001.pth"]
 assert sorted(path.name for path in Path("logs/mirror").iterdir()) == names
+
+job = dl.BackgroundEngine(2, device="cpu")
+assert job.launch(partial(os.nice, 0)) == os.nice(0) + 10
+runner = dl.SupervisedRunner().train(
+    model=mlp(), criterion=nn.CrossEntropyLoss(), loaders={"train": loader(10, 4), "valid": loader(10, 4)},
+    optimizer=partial(SGD, lr=0.1), engine=job, loggers={"console": None}, callbacks=[dl.LargestBatchCallback()],
+)
+assert runner.epoch_metrics["valid"]["largest_batch"] == 4
 """
 
 
@@ -61,7 +72,7 @@ def test_the_recipes_add_callbacks_a_metric_an_engine_a_logger_and_a_storage(tmp
         return done.stdout
 
     folders = [Path(name).parts[0] for name, _ in recipes]
-    assert folders == ["callbacks", "callbacks", "engines", "loggers", "callbacks"]
+    assert folders == ["callbacks", "callbacks", "engines", "engines", "loggers", "callbacks"]
     for name, text in recipes:
         assert not (copy / name).exists()
         (copy / name).write_text(text, encoding="utf-8")
@@ -70,6 +81,14 @@ def test_the_recipes_add_callbacks_a_metric_an_engine_a_logger_and_a_storage(tmp
             page.write(f"\n::: runnerkit.dl.{part}\n")
     run("scripts/public_names.py")
 
-    run("-c", USE)
+    run("-W", "error:.*:FutureWarning", "-c", USE)
+    run(
+        "-m",
+        "pytest",
+        "-q",
+        "--doctest-modules",
+        *(f"runnerkit/{name}" for name, _ in recipes),
+        "tests/engines/test_by_name.py",
+    )
     run("-m", "ruff", "check", *(name for name, _ in recipes))
     run("-m", "ruff", "format", "--check", *(name for name, _ in recipes))

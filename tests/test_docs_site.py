@@ -8,6 +8,7 @@ import inspect
 import re
 import runpy
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +99,44 @@ def test_attributes_that_share_a_text_get_a_row_each():
 
     both = "both sides\n        of it.\n"
     assert rows == f"Args:\n    left: {both}    right: {both}    depth: of both.\n"
+
+
+@pytest.mark.slow
+def test_roles_become_links_to_the_facade_that_has_the_class():
+    with_links = hook("docstrings_as_markdown")["with_links"]
+
+    text = with_links(
+        ":class:`~runnerkit.metrics.AUCMetric`, :class:`~runnerkit.data.Wrapper`, :class:`X`", "runnerkit.dl"
+    )
+
+    own, other, sibling = text.split(", ")
+    assert own == "[`AUCMetric`][runnerkit.metrics.AUCMetric]"
+    assert other == "[`Wrapper`][runnerkit.dl.Wrapper]" and sibling == "[`X`][runnerkit.dl.X]"
+    assert with_links(":func:`~a.b.reduce`, :meth:`Runner.train`", "runnerkit.dl") == "`reduce`, `Runner.train`"
+
+
+@pytest.mark.slow
+def test_type_aliases_are_written_out(tmp_path):
+    import griffe
+
+    aliases = (
+        'T = TypeVar("T")\nMany = T | dict[str, Any]\nMode = Literal["min", "max"]\nModels: TypeAlias = Many[Module]\n'
+    )
+    (tmp_path / "page.py").write_text(f"{aliases}def f(x: Models, *, y: Mode | None = None) -> list[Many[Mode]]: ...\n")
+    extensions = griffe.load_extensions(str(HOOKS / "type_aliases.py"))
+
+    page = griffe.load("page", search_paths=[tmp_path], extensions=extensions)
+
+    mode = "Literal['min', 'max']"
+    expected = f"f(x: Module | dict[str, Any], *, y: {mode} | None = None) -> list[{mode} | dict[str, Any]]"
+    assert page["f"].signature() == expected
+
+
+def test_links_to_lists_of_examples_lead_to_the_gallery():
+    page_of = hook("links_out_of_docs")["page_of"]
+
+    assert page_of(Path("examples/first_hour/README.md")) == "examples/index.md"
+    assert page_of(Path("examples/minimal/gan.py")) == "examples/minimal/gan.md"
 
 
 @pytest.mark.slow

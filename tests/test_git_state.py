@@ -140,6 +140,13 @@ def test_without_a_repository_or_git_nothing_is_recorded(tmp_path: Path, monkeyp
         f'+PASSWORD = (\n+    "{SECRET}"\n+)',
         f"+-----BEGIN RSA PRIVATE KEY-----\n+{SECRET}\n+-----END RSA PRIVATE KEY-----",
         f'+wandb.login(key="{SECRET}-{SECRET}")',
+        f'+os.environ.setdefault("HF_TOKEN", "{SECRET}")',
+        f"+    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', '{SECRET}')",
+        f'+connection = "AccountName=a;AccountKey={SECRET}"',
+        f'+export FSSPEC_S3=\'{{"key": "a", "secret": "{SECRET}"}}\'',
+        f'+url = "https://a.blob.core.windows.net/c?sv=1&sig={SECRET}"',
+        f"+AWS_ACCESS_KEY_ID=a AWS_SECRET_ACCESS_KEY={SECRET} python train.py",
+        f"+sas_token: {SECRET}",
     ],
 )
 def test_credentials_in_changes_are_hidden(line: str) -> None:
@@ -161,6 +168,7 @@ def test_code_without_credentials_stays_as_it_is() -> None:
     code = [
         "@@ -1,3 +1,4 @@ def forward(self, x):", '+mask_token = "[MASK]"', " for token in tokens:", "+    x = 1",
         '+def read(key: str = "image") -> None:', "-lr: float = 0.1", '+batch["key"] = value', "+num_tokens = 3",
+        '+os.environ.setdefault("LR", "0.1")', '+sizes = ["token", "word"]', '+run("a=b;c=d", signature="(int, int)")',
     ]  # fmt: skip
 
     assert redacted_diff("\n".join(code)).splitlines() == code

@@ -7,7 +7,7 @@ from pathlib import Path
 from runnerkit import dl
 from runnerkit.loop import position
 from runnerkit.sampling import loader_members
-from runnerkit.support import component_members
+from runnerkit.support import component_members, function_members
 from runnerkit.support.members import Member, Members
 from tests.layers import modules
 
@@ -127,8 +127,10 @@ def test_no_module_lists_attribute_names_in_a_tuple_of_strings():
     of_runner = {name for name in vars(dl.SupervisedRunner()) if not name.startswith("_")}
     lists = []
     for name, path in modules(ROOT):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Tuple | ast.Set | ast.List):
+        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        of_arguments = {each.value for each in nodes if isinstance(each, ast.keyword) and each.arg == "by_position"}
+        for node in nodes:
+            if isinstance(node, ast.Tuple | ast.Set | ast.List) and node not in of_arguments:
                 words = {each.value for each in node.elts if isinstance(each, ast.Constant)}
                 if len(words & of_runner) >= 3:
                     lists.append((name, node.lineno))
@@ -138,7 +140,7 @@ def test_no_module_lists_attribute_names_in_a_tuple_of_strings():
 
 def listed_members():
     """Return the names of members in the lists of what is asked of loaders, samplers, data sets and components."""
-    kinds = [each for module in (loader_members, component_members) for each in vars(module).values()]
+    kinds = [each for module in (loader_members, component_members, function_members) for each in vars(module).values()]
     kinds = [each for each in kinds if isinstance(each, type) and issubclass(each, Members)]
     return {member.name for kind in kinds for member in vars(kind).values() if isinstance(member, Member)}
 

@@ -43,3 +43,28 @@ def test_byte_code_does_not_count(tmp_path):
 def test_a_command_that_fails_ends_the_script_with_its_output():
     with pytest.raises(SystemExit, match="failed:\n"):
         SCRIPT["run"]("false")
+
+
+def test_the_table_of_the_page_is_replaced():
+    """The rest of the page stays, and a second time changes nothing."""
+    begin, end = SCRIPT["BEGIN"], SCRIPT["END"]
+    page = f"# Versions\n{begin}old\n{end}more\n"
+
+    written = SCRIPT["with_table"](page, "a\nb")
+
+    assert written == f"# Versions\n{begin}a\nb\n{end}more\n" == SCRIPT["with_table"](written, "a\nb")
+
+
+def test_the_page_has_a_row_for_each_install_and_all_were_imported():
+    text = SCRIPT["PAGE"].read_text(encoding="utf-8").split(SCRIPT["BEGIN"])[1].split(SCRIPT["END"])[0]
+
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    assert ["| " + " | ".join(rows[0]) + " |"] == SCRIPT["HEAD"].splitlines()[:1]
+    assert [row[0] for row in rows[2:]] == ["`runnerkit`", "`runnerkit[demo]`", "`runnerkit[all]`"]
+    for _, _, num_packages, size, size_of_torch, check, imported in rows[2:]:
+        assert int(num_packages) > 20 and int(size.replace(",", "")) > int(size_of_torch.replace(",", "")) > 100
+        assert check == "no broken requirements found"
+        tried, of = imported.removesuffix(" modules").split(" of ")
+        assert tried == of
+    sizes = [int(row[3].replace(",", "")) for row in rows[2:]]
+    assert sizes == sorted(sizes) and "torch 2." in text

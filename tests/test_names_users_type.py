@@ -223,8 +223,11 @@ CLIPPED = {
 }
 CLIPPED_AS_BEFORE = {
     "optimizer": (lambda: {"callbacks": [dl.OptimizerCallback(grad_clip_norm=MAX_NORM)]}, "gradient_clip=0.05"),
+    "optimizer by position": (
+        lambda: {"callbacks": [dl.OptimizerCallback("loss", None, None, 1, None, None, MAX_NORM)]}, "gradient_clip=0.05"
+    ),
     "learn": (lambda: {"runner": LearnsAsBefore(), "criterion": None}, "gradient_clip=0.05"),
-}
+}  # fmt: skip
 
 
 def clipped_by_hand():

@@ -231,8 +231,9 @@ def test_steps_read_from_the_device_once_in_log_every(make_engine, step):
 
     assert [step for step, _ in log.steps] == [4, 8, 12]
     assert {"loss", "accuracy", "multiclass_accuracy", "again", "both"} <= log.steps[0][1].keys()
-    # On the CPU, two callbacks check the classes of two columns each; three overlaps, the smallest and largest of five.
-    on_the_cpu_only = (4 + 10) * NUM_READS
+    # On the CPU, two callbacks check the classes of two columns each; three overlaps, the smallest and largest of five;
+    # four rankings, the relevances.
+    on_the_cpu_only = (4 + 10 + 4) * NUM_READS
     targets = 1 if "optimizer" in step else 0  # of the first batch: are some ignored? as the loss averages the others
     assert watch.count == STEP_LOG + on_the_cpu_only + targets, watch.places
     assert len(log.steps[0][1]) > 50

@@ -10,9 +10,6 @@ import torch
 from packaging.version import Version
 
 from runnerkit import contrib, dl
-from runnerkit.commands.cli import main
-from runnerkit.commands.config import read_config
-from runnerkit.commands.configured_run import make_run
 from runnerkit.monitor import Monitor
 from runnerkit.support.deprecation import REMOVED_IN, accepts_old_names, old_names
 from runnerkit.version import __version__
@@ -89,7 +86,7 @@ OLD = {
         "monitor='valid/auc', mode='max'",
     ),
     "pruning": (
-        lambda: PRUNE(TRIAL, "valid", "auc"), lambda: PRUNE(TRIAL, monitor="valid/auc"), "monitor='valid/auc'"
+        lambda: PRUNE(TRIAL, "valid", "loss"), lambda: PRUNE(TRIAL, monitor="valid/loss"), "monitor='valid/loss'"
     ),
     "pruning by name": (
         lambda: PRUNE(TRIAL, loader_key="valid", metric_key="auc", minimize=False),
@@ -198,6 +195,10 @@ def test_both_names_are_refused(make, words):
         (lambda: STOP(3, "valid", loader_key="valid"), TypeError, "multiple values .* 'loader_key'"),
         (lambda: train(monitor="accuracy", mode="max"), ValueError, "write monitor='valid/accuracy'"),
         (lambda: train(metric_for_best_model="loss"), TypeError, "did you mean 'monitor'"),
+        (lambda: train(monitor="train/auc"), ValueError, "train: monitor='train/auc' needs a mode: write mode='min'"),
+        (lambda: train(monitor="train/auc", callbacks=[CHECKPOINT("logs")]), ValueError, "train: .* needs a mode"),
+        (lambda: CHECKPOINT("logs", monitor="valid/auc"), ValueError, "CheckpointCallback: .* needs a mode"),
+        (lambda: PRUNE(TRIAL, monitor="valid/auc"), ValueError, "OptunaPruningCallback: .* needs a mode"),
     ],
 )
 def test_what_selects_nothing_is_refused(make, error, words):
@@ -209,6 +210,7 @@ def test_what_selects_nothing_is_refused(make, error, words):
 def test_an_absent_value_does_not_warn(tmp_path):
     """A script that hands on None, its own default, gets no warning."""
     assert CHECKPOINT("logs", loader_key=None, metric_key=None, minimize=None).monitor is None
+    assert dl.OptimizerCallback(grad_clip_norm=None).grad_clip_fn is None
     train(valid_loader=None, valid_metric=None, minimize_valid_metric=None, logdir=tmp_path)
     assert not (tmp_path / "checkpoints" / "best.pth").exists()
 
@@ -332,55 +334,6 @@ def test_a_scheduler_and_its_monitor_have_one_direction():
         fit(mode="min")
     fit(mode="max")
     fit()
-
-
-CONFIG = """
-model: {_target_: tests.tiny.mlp}
-criterion: {_target_: torch.nn.CrossEntropyLoss}
-optimizer: {_target_: torch.optim.SGD, lr: 0.1}
-loaders:
-  train: {_target_: tests.tiny.loader, num_samples: 16, batch_size: 4}
-  valid: {_target_: tests.tiny.loader, num_samples: 8, batch_size: 4}
-loggers: {console: null}
-callbacks:
-  - {_target_: runnerkit.dl.CheckpointCallback, logdir: log, CHECKPOINT}
-engine: cpu
-"""
-OLD_YAML = CONFIG.replace("CHECKPOINT", "loader_key: valid, metric_key: loss, minimize: true, topk: 2, mode: runner")
-NEW_YAML = CONFIG.replace("CHECKPOINT", "monitor: valid/loss, mode: min, keep_best: 2, content: runner")
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_configs_may_have_old_names(tmp_path, monkeypatch):
-    """Components and the keys of `train` are as those of the new names."""
-    monkeypatch.chdir(tmp_path)
-    Path("old.yaml").write_text(f"{OLD_YAML}valid_metric: loss\nminimize_valid_metric: true\n")
-    Path("new.yaml").write_text(f"{NEW_YAML}monitor: valid/loss\nmode: min\n")
-
-    callbacks = []
-    for name in ("old.yaml", "new.yaml"):
-        runner, arguments = make_run(read_config(Path(name)))
-        callbacks.append(arguments["callbacks"][0])
-        runner.train(**{**arguments, "callbacks": None, "logdir": Path(name).stem})
-
-    assert observed(callbacks[0]) == observed(callbacks[1])
-    assert callbacks[1].monitor == Monitor("valid", "loss", minimize=True)
-    old, new = (json.loads(Path(name, "checkpoints", "index.json").read_text()) for name in ("old", "new"))
-    assert [each["score"] for each in old["checkpoints"]] == [each["score"] for each in new["checkpoints"]]
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_search_may_have_old_names(tmp_path, monkeypatch, capsys):
-    """The same trials, and the same best value."""
-    monkeypatch.chdir(tmp_path)
-    names = {"old": "valid_metric: loss", "new": "monitor: valid/loss", "most": "monitor: valid/loss\nmode: max"}
-    config = CONFIG.partition("callbacks:")[0]
-    for name, lines in names.items():
-        Path(f"{name}.yaml").write_text(f"{config}{lines}\n")
-        assert main(["tune", f"{name}.yaml", "--trials", "3", "--engine", "cpu", "optimizer.lr=1e-9,0.3"]) == 0
-
-    best = [line for line in capsys.readouterr().out.splitlines() if line.startswith("best: ")]
-    assert best[0] == best[1] < best[2]
 
 
 def test_old_names_go_away_in_the_version_that_they_announce():

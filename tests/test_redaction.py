@@ -64,6 +64,25 @@ def test_a_credential_in_a_word_of_the_command_is_hidden(words):
     assert command[-2:] == ["--lr", "1"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"https://a.blob.core.windows.net/c/run?sv=2022&sp=rl&sig={SECRET}", f"SharedAccessSignature=sv=1&sig={SECRET}",
+        f"https://b.s3.amazonaws.com/x?AWSAccessKeyId=a&Signature={SECRET}&Expires=1", f"?sv=1&sig={SECRET}%3D",
+        f"https://storage.googleapis.com/b/x?X-Goog-Credential=a&X-Goog-Signature={SECRET}",
+        f"AWS4-HMAC-SHA256 Credential=a/2026/us-east-1/s3, SignedHeaders=host, Signature={SECRET}",
+        f'FSSPEC_S3=\'{{"key": "a", "secret": "{SECRET}"}}\'', f'connection="AccountName=a;AccountKey={SECRET};E=b"',
+        f"env AWS_ACCESS_KEY_ID=a AWS_SECRET_ACCESS_KEY={SECRET} python train.py", f"refused: Bearer {SECRET}0",
+        f"s3://me:a/{SECRET}/b@bucket/run",
+        {"sas_token": SECRET}, {"SSECustomerKey": SECRET}, {"storage_options": {"key": "a", "secret": SECRET}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_credentials_of_stores_are_hidden(text):
+    """Signed URLs, tokens and connection strings of S3, Azure and Google, and credentials within a quoted value."""
+    assert SECRET not in str(redacted(text)) and "***" in str(redacted(text))
+
+
 @dataclass
 class Service:
     url: str
@@ -102,7 +121,9 @@ def test_an_object_that_contains_itself_ends():
 
 def test_what_names_no_credential_stays():
     """Names that resemble credentials, such as `num_tokens`, are not redacted."""
-    texts = {"text": "https://host/x?page=2, num_tokens: 3, key: a", "prose": "Each token: one word; the secret: none"}
+    texts = {"text": "https://host/x?page=2, num_tokens: 3, key: a", "prose": "Each token: one word; the secret: none",
+             "more": "Bearer of news; signature=(int, int), sig=0.1, a signature=none&sig=b, LR=1 SEED=3",
+             "url": "hdfs://host:8020/me@home/run, s3://arn:aws:s3:eu-west-1:1:accesspoint/points/a@b"}  # fmt: skip
     names = ["num_tokens", "mask_token", "loader_key", "tokenizer", "pass", "sort_key", "bos_token", "max_token"]
     names += ["cost_per_token", "class_token", "user_key", "session_tokens", "key"]
     values = {**texts, **dict.fromkeys(names, "a"), "secret": None, "num_token": 3}

@@ -123,6 +123,15 @@ def test_runs_without_settings_are_compared(tmp_path):
     assert "no commit is known" in page.text
 
 
+def title_of(html, script, folder):
+    """Return the title that a script gives the page in a browser."""
+    (folder / "page.html").write_text(html.replace("</body>", f"<script>{script}</script></body>"))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000", "--dump-dom"]
+    command = ["chromium", *options, f"--user-data-dir={folder / 'profile'}", (folder / "page.html").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.partition("<title>")[2].partition("</title>")[0]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
 def test_a_click_sorts_the_table(html, tmp_path):
@@ -130,11 +139,19 @@ def test_a_click_sorts_the_table(html, tmp_path):
     clicks = "const lr = document.querySelectorAll('#runs button')[1]; lr.click(); const order = () => "
     clicks += "[...document.querySelectorAll('#runs tbody tr')].map((row) => row.cells[0].textContent).join('');"
     clicks += "const up = order(); lr.click(); document.title = up + ' ' + order();"
-    (tmp_path / "page.html").write_text(html.replace("</body>", f"<script>{clicks}</script></body>"))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
 
-    done = subprocess.run(
-        ["chromium", *options, (tmp_path / "page.html").as_uri()], capture_output=True, text=True, check=True
-    )
+    assert title_of(html, clicks, tmp_path) == "cba abc"
 
-    assert "<title>cba abc</title>" in done.stdout
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
+def test_names_of_runs_are_whole_and_the_table_fits(tmp_path):
+    """In a window of 1400 pixels: a name has one line, and a table with eleven columns does not scroll."""
+    for lr in (0.01, 0.003):
+        metrics = {name: [0.98765, 0.12345] for name in ("loss", "accuracy", "accuracy03", "auc")}
+        log_run(tmp_path / f"lr={lr}_hidden=128", {"train": metrics, "valid": metrics})
+        (tmp_path / f"lr={lr}_hidden=128" / "hparams.yml").write_text(f"lr: {lr}")
+    measured = "const name = document.querySelector('#runs tbody td'), wide = document.querySelector('.wide');"
+    measured += "document.title = (name.clientHeight < 35) + ' ' + (wide.scrollWidth <= wide.clientWidth);"
+
+    assert title_of(write_report(tmp_path).read_text(encoding="utf-8"), measured, tmp_path) == "true true"

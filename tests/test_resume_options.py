@@ -125,6 +125,23 @@ def test_the_warning_names_each_setting_once_with_what_applies(tmp_path, caplog)
     assert "continues with the new ones: optimizer.lr was 0.01, is 0.02; and logging the new hyperp" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "changes"),
+    [
+        ({"accumulation_steps": 2}, {"accumulation_steps": 4}, "accumulation_steps was 2, is 4"),
+        ({}, {"gradient_clip": 0.5}, "gradient_clip was None, is 0.5"),
+        ({"epoch_steps": 2}, {"epoch_steps": 3}, "epoch_steps was 2, is 3"),
+    ],
+)
+def test_the_warning_names_what_a_step_is_made_of(tmp_path, caplog, before, after, changes):
+    """Changed accumulation, clipping and steps of an epoch apply at once, and the warning says so."""
+    fit(tmp_path, num_epochs=1, **before)
+
+    fit(tmp_path, num_epochs=2, **after)
+
+    assert f"the run continues with the new ones: {changes}" in caplog.text
+
+
 def test_another_word_is_refused():
     """An unknown value of resume_options raises a ValueError."""
     with pytest.raises(ValueError, match=r"resume_options must be 'checkpoint' .* got 'new'"):

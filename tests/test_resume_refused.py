@@ -274,6 +274,17 @@ def test_a_one_cycle_schedule_is_resumed_to_its_end(tmp_path):
         fit(tmp_path / "2", scheduler=warm, num_epochs=3)
 
 
+def test_a_cycle_of_a_class_without_an_argument_for_its_length_is_resumed(tmp_path):
+    """A subclass of OneCycleLR may compute its length."""
+
+    class Cycle(lr_scheduler.OneCycleLR):
+        def __init__(self, optimizer, num_epochs):
+            super().__init__(optimizer, 0.1, epochs=num_epochs, steps_per_epoch=4)
+
+    fit(tmp_path, scheduler=functools.partial(Cycle, num_epochs=2))
+    assert fit(tmp_path, scheduler=functools.partial(Cycle, num_epochs=2), num_epochs=2).batch_step == 8
+
+
 def test_another_schedulers_state_is_refused_by_a_warm_up(tmp_path):
     """WarmupLR refuses another scheduler's state and lists its keys."""
     fit(tmp_path, scheduler=functools.partial(cosine, num_epochs=2))

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from runnerkit import dl
+from runnerkit.monitor import Monitor
 from tests.interrupt import at
 from tests.shares import Stream
 from tests.tiny import classification, loader, mlp, sgd, train, train_by_hand, weights
@@ -360,6 +361,18 @@ def test_a_criterion_of_several_outputs_gets_all_by_name():
     train(model, runner=runner, criterion=criterion, loaders={"train": [(features, labels)]})
 
     assert runner.epoch_metrics["train"]["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_key_of_input_and_target_is_one_part_of_a_batch():
+    """An autoencoder with (image, label) batches raises; it was trained on the labels."""
+    features, labels = torch.ones(4, 2), torch.zeros(4, 2)
+    runner, criterion = dl.SupervisedRunner(target_key="features"), nn.MSELoss()
+
+    with pytest.raises(TypeError, match=r"a batch of loader 'train' is a tuple of 2, not .* a tuple of \['features'\]"):
+        train(nn.Linear(2, 2), runner=runner, criterion=criterion, loaders={"train": [(features, labels)]})
+    for batch in ((features,), features, {"features": features, "label": labels}):
+        train(nn.Identity(), runner=runner, criterion=criterion, optimizer=None, loaders={"train": [batch]})
+        assert runner.epoch_metrics["train"]["loss"] == 0
 
 
 def test_inputs_that_forward_takes_by_name_only_have_no_order():
@@ -723,3 +736,22 @@ def test_a_copy_of_a_runner_trains_its_own_model():
 
     assert torch.equal(weights(model), before) and not torch.equal(weights(copied.model), before)
     assert copied.current_run.resume_point is not runner.current_run.resume_point
+
+
+def test_a_copy_of_a_runner_has_its_monitor():
+    """A run of the copy tells the scheduler the same metric, without a logdir."""
+    model = mlp()
+    optimizer = sgd(model)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max")
+    loaders = {"train": loader(8, 4), "valid": loader(8, 4)}
+    accuracy = dl.AccuracyCallback("logits", "targets")
+    options = {"monitor": "valid/accuracy", "mode": "max", "callbacks": [accuracy], "loaders": loaders}
+    runner = train(model, optimizer=optimizer, scheduler=plateau, **options)
+
+    runner.batch, runner.batch_metrics = None, {}
+    copied = copy.deepcopy(runner)
+    copied.run()
+
+    assert copied.current_run.monitor == Monitor("valid", "accuracy", minimize=False)
+    values = [each.epoch_metrics["valid"]["accuracy"] for each in (runner, copied)]
+    assert copied.scheduler.best == max(values) and plateau.best == values[0]

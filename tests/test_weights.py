@@ -514,6 +514,15 @@ def test_weights_of_any_dtype_are_summed_in_float64(dtype):
     assert means.totals() == {"one": (505_000.0, 505_000.0), "number": (505_000.0, 505_000.0)}
 
 
+def test_numbers_as_weights_keep_their_digits():
+    """The mean of a tensor is that of the same number."""
+    means = LoaderMeans()
+    for value, weight in ((1.0, 0.1), (2.0, 0.7)):
+        means.update({"tensor": torch.tensor(value), "number": value}, 1, weight=weight)
+
+    assert means.totals() == dict.fromkeys(("tensor", "number"), (0.1 + 2 * 0.7, 0.1 + 0.7))
+
+
 def test_an_epoch_that_weighs_nothing_ends_like_any_other():
     """The mean of its loss is not a number, but nothing diverged."""
     model = mlp()

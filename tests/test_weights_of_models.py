@@ -54,6 +54,8 @@ def test_averages_are_means_in_float64():
         utils.average_weights([])
     with pytest.raises(ValueError, match=r"state_dicts\[1\] and state_dicts\[0\] differ in the names \['n', 'w'\]"):
         utils.average_weights([states[0], {}])
+    with pytest.raises(ValueError, match=r"state_dicts\[1\] and state_dicts\[0\] differ in the shapes of \['w'\]"):
+        utils.average_weights([states[0], {**states[0], "w": torch.ones(7, 7)}])
 
 
 def test_checkpoints_are_averaged_by_pattern(tmp_path):

@@ -1,4 +1,7 @@
-"""Tests that wrong uses raise before training, with the name of the argument and what to write."""
+"""Tests that wrong uses raise before training, with the name of the argument and what to write.
+
+RUNNERKIT_WRITE_WRONG_USES=1 writes the tables of docs/wrong_uses.md.
+"""
 
 import argparse
 import dataclasses
@@ -14,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from runnerkit import dl
 from runnerkit.commands.cli import main
+from tests import wrong_uses_page
 from tests.interrupt import at
 from tests.tiny import classification, loader, mlp, train
 
@@ -54,6 +58,9 @@ TRAIN = {
     ),
     "monitor without its loader": refused(ValueError, "'loader/metric'", "monitor='valid/loss'", monitor="loss"),
     "loader of the monitor misspelt": refused(ValueError, "monitor", "did you mean 'valid'", monitor="vaild/loss"),
+    "metric without a mode": refused(
+        ValueError, "train: monitor='valid/accuracy'", "mode='max'", monitor="valid/accuracy"
+    ),
     "mode misspelt": refused(ValueError, "mode must be 'min'", "did you mean 'max'", monitor="valid/loss", mode="maxx"),
     "mode without a monitor": refused(ValueError, "mode='max'", "monitor='valid/accuracy'", mode="max"),
     "loader of a callback misspelt": refused(
@@ -188,6 +195,7 @@ def test_a_wrong_argument_of_train_is_named_before_training(tmp_path, monkeypatc
     assert [word for word in words if word not in message] == [], message
     assert "secret" not in message
     assert trained == [] and list(tmp_path.iterdir()) == []
+    wrong_uses_page.check_row("TRAIN", name, error=error, message=message)
 
 
 def predicted(*args, **kwargs):
@@ -243,8 +251,10 @@ def test_a_wrong_use_of_another_method_is_named(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     call, error, words = OTHERS[name]
 
-    assert words in message_of(call, error)
-    assert list(tmp_path.iterdir()) == []
+    message = message_of(call, error)
+
+    assert words in message and list(tmp_path.iterdir()) == []
+    wrong_uses_page.check_row("OTHERS", name, error=error, message=message)
 
 
 @pytest.mark.parametrize("has_logdir", [False, True])
@@ -319,11 +329,22 @@ def test_a_wrong_use_of_a_command_is_named(folder, monkeypatch, capsys, name):
     assert code == 2 and "Traceback" not in err
     assert [word for word in words if word not in err] == [], err
     assert not list(folder.glob("logs/**/*.pth"))
+    wrong_uses_page.check_row("COMMANDS", name, message=err)
 
 
 def test_the_tables_hold_what_newcomers_did():
     """Fifty-seven wrong uses of the API and ten of commands were found with newcomers."""
     assert len(TRAIN) + len(OTHERS) >= 57 and len(COMMANDS) >= 10
+
+
+@pytest.mark.parametrize("table", ["TRAIN", "OTHERS", "COMMANDS"])
+def test_the_page_has_these_wrong_uses_and_no_others(table):
+    """Each row of docs/wrong_uses.md belongs to a test above, which compares its message."""
+    begins = [row.split(" | ")[0] for row in wrong_uses_page.rows(table)]
+
+    assert begins == [f"| {wrong_uses_page.code(each)}" for each in wrong_uses_page.uses()[table].values()]
+    assert len(set(begins)) == len(begins)
+    assert COMMANDS.keys() > wrong_uses_page.WORDED_BY_OTHERS
 
 
 def test_what_resembles_a_wrong_use_still_trains(tmp_path):

@@ -38,7 +38,7 @@ class EarlyStoppingCallback(IStoppingCallback):
     metric_key = MonitorPart[str]("metric")
     minimize = MonitorPart[bool]("minimize")
 
-    @accepts_old_names(ThreeArguments(), by_position=("patience", "loader_key", "metric_key", "minimize", "min_delta"))
+    @accepts_old_names(ThreeArguments(), by_position=("loader_key", "metric_key", "minimize", "min_delta"))
     def __init__(self, patience: int, *, monitor: str, mode: Mode | None = None, min_delta: float = 1e-6) -> None:
         # Before the checkpoint of the same epoch, whose saved count must include this epoch.
         super().__init__(order=CallbackOrder.Scheduler + 5)

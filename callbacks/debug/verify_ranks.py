@@ -52,7 +52,7 @@ class VerifyRanksCallback(Callback):
     shapes_training = True
 
     def __init__(self) -> None:
-        super().__init__(order=CallbackOrder.External + 1)  # after all other callbacks
+        super().__init__(order=CallbackOrder.External + 1)  # after those of the user's order
         self.findings: list[str] = []
         self._passes: dict[str, _Pass] = {}
         self._is_within_epoch = False  # the batch evaluated before training, to find the metrics, does not count

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from runnerkit.callbacks.metrics.parts.batch_keys import Keys, keys_of, pick
 from runnerkit.callbacks.metrics.parts.batch_mean import BatchMeanCallback
-from runnerkit.callbacks.metrics.parts.metric_state import ForeignMetric, MetricLike, check_reductions
+from runnerkit.callbacks.metrics.parts.metric_state import ForeignMetric, MetricLike, MetricMembers, check_reductions
 from runnerkit.callbacks.metrics.parts.object_metric import ObjectMetricCallback
 from runnerkit.metrics.metric import Metric
 from runnerkit.support.arguments import check_keys, check_strings
-from runnerkit.support.deprecation import formerly_by_position
+from runnerkit.support.deprecation import accepts_old_names
+from runnerkit.support.function_members import FunctionMembers
 from runnerkit.types import Scalar
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ __all__ = [
 class _MetricCallback(ObjectMetricCallback, ABC):
     logs_on_batch: bool  # unless set by the user
 
-    @formerly_by_position("log_on_batch")
+    @accepts_old_names(by_position=("log_on_batch",))
     def __init__(
         self,
         metric: Metric | MetricLike,
@@ -55,7 +56,7 @@ class _MetricCallback(ObjectMetricCallback, ABC):
             raise ValueError(f"{type(self).__name__}: pass prefix and suffix to {type(metric).__name__}")
 
     def _adapted(self, metric: Any, metric_key: str | None, prefix: str | None, suffix: str | None) -> ForeignMetric:
-        compute = "compute_key_value" if hasattr(metric, "compute_key_value") else "compute"
+        compute = "compute" if MetricMembers(metric).compute_key_value is None else "compute_key_value"
         missing = [name for name in ("update", compute, "reset") if not callable(getattr(metric, name, None))]
         if missing or isinstance(metric, type):
             what = f"the class {metric.__name__}" if isinstance(metric, type) else f"a {type(metric).__name__}"
@@ -144,7 +145,7 @@ class FunctionalBatchMetricCallback(BatchMeanCallback):
     ('mae',)
     """
 
-    @formerly_by_position("metric_key", "input_key", "target_key", "log_on_batch")
+    @accepts_old_names(by_position=("metric_key", "input_key", "target_key", "log_on_batch"))
     def __init__(
         self,
         metric_fn: Callable[..., Tensor],
@@ -160,7 +161,7 @@ class FunctionalBatchMetricCallback(BatchMeanCallback):
             raise TypeError(f"{type(self).__name__}: metric_fn must be callable, got {metric_fn!r}")
         check_keys(self, or_none=True, input_key=input_key, target_key=target_key)
         check_strings(self, or_none=True, metric_key=metric_key, prefix=prefix, suffix=suffix)
-        name = metric_key or getattr(metric_fn, "__name__", "<lambda>")
+        name = metric_key or FunctionMembers(metric_fn).own_name or "<lambda>"
         if name == "<lambda>":
             raise TypeError(f"{type(self).__name__}: pass metric_key=, the name to log: {metric_fn!r} has none")
         self.metric_key = f"{prefix or ''}{name}{suffix or ''}"

@@ -32,7 +32,7 @@ class ModelSummaryCallback(Callback):
     shapes_training = True  # not shown again in an evaluation
 
     def __init__(self, depth: int = 2) -> None:
-        # Last, after other callbacks have changed the batch.
+        # After the library's callbacks, which may change the batch.
         super().__init__(order=CallbackOrder.External, node=CallbackNode.Master)
         check_integers(self, depth=depth)
         self.depth = depth
@@ -50,8 +50,7 @@ class ModelSummaryCallback(Callback):
         if self._is_told or runner.epoch_step == 0:
             return  # the batch evaluated before training, to find the metrics
         self._is_told = True
-        # Stop listening: later steps make no calls.
-        runner.current_run.stage.listeners.bind(runner, runner.callbacks.values())
+        runner.current_run.stage.listeners.remove("on_batch_start", self.on_batch_start)
         unwrapped = {key: runner.engine.unwrap(each) for key, each in as_dict(runner.model).items()}
 
         def predict(copies: Models) -> object:

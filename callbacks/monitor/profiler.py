@@ -39,7 +39,7 @@ class ProfilerCallback(Callback):
     """
 
     def __init__(self, path: str | Path, num_batches: int = 5, *, tensorboard: str | Path | None = None) -> None:
-        # Last of all: a step ends after the optimizer step.
+        # A step ends after the optimizer step.
         super().__init__(order=CallbackOrder.External, node=CallbackNode.Master)
         check_integers(self, num_batches=num_batches)
         check_paths(self, path=path)

@@ -25,7 +25,7 @@ class TimerCallback(Callback):
     """
 
     def __init__(self) -> None:
-        # Last of all, after the optimizer step.
+        # After the optimizer step.
         super().__init__(order=CallbackOrder.External)
         self.provides = ("_timer/data_time", "_timer/model_time", "_timer/batch_time", "_timer/_fps")
         self._waiting_since: dict[str, float] = {}  # by loader, since a validation may interrupt one

@@ -69,7 +69,7 @@ class BatchSizeFinder(Callback):
     shapes_training = True
 
     def __init__(self, start: int = 2, max_size: int | None = None, num_steps: int = 3) -> None:
-        super().__init__(order=CallbackOrder.External + 1)  # after all other callbacks are set up
+        super().__init__(order=CallbackOrder.External + 1)  # after those of the user's order
         check_integers(self, start=start, num_steps=num_steps)
         check_integers(self, or_none=True, max_size=max_size)
         if max_size is not None and max_size < start:

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.monitor import Mode, Monitor, MonitorPart, ThreeArguments
 from runnerkit.support.deprecation import accepts_old_names
+from runnerkit.support.members import Member, Members
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
 
 __all__ = ["OptunaPruningCallback"]
+
+
+class TrialMembers(Members):
+    """Members of Optuna trials.
+
+    Attributes:
+        should_prune: what makes an object a trial.
+        study: None in a FixedTrial.
+        best_score: what :class:`OptunaPruningCallback` sets.
+    """
+
+    should_prune = Member[Callable[[], bool] | None](None)
+    study = Member[Any](None)
+    best_score = Member[float | None](None)
 
 
 class OptunaPruningCallback(Callback):
@@ -26,12 +42,13 @@ class OptunaPruningCallback(Callback):
     Args:
         trial: the trial that Optuna passes to the objective.
         monitor: the metric, which the objective should return, such as "valid/accuracy".
-        mode: "min" or "max", to check the study's direction; None takes the direction.
+        mode: "min" or "max", to check the study's direction; None takes the direction. Of a trial without a study, such
+            as a FixedTrial, it may be left out for a loss.
     Raises:
-        ValueError: `mode` contradicts the study's direction.
+        ValueError: `mode` contradicts the study's direction, or is missing without one.
 
     >>> import optuna
-    >>> OptunaPruningCallback(optuna.trial.FixedTrial({}), monitor="valid/accuracy").requires
+    >>> OptunaPruningCallback(optuna.trial.FixedTrial({}), monitor="valid/accuracy", mode="max").requires
     (('valid', 'accuracy'),)
     """
 
@@ -39,16 +56,18 @@ class OptunaPruningCallback(Callback):
 
     loader_key = MonitorPart[str]("loader")
     metric_key = MonitorPart[str]("metric")
-    minimize = MonitorPart[bool | None]("minimize")
+    minimize = MonitorPart[bool]("minimize")
 
-    @accepts_old_names(ThreeArguments(), by_position=("trial", "loader_key", "metric_key", "minimize"))
+    @accepts_old_names(ThreeArguments(), by_position=("loader_key", "metric_key", "minimize"))
     def __init__(self, trial: Any, *, monitor: str, mode: Mode | None = None) -> None:
         super().__init__(order=CallbackOrder.External)
         self.monitor = Monitor.of("OptunaPruningCallback", monitor, mode)
-        if not callable(getattr(trial, "should_prune", None)):
+        if not callable(TrialMembers(trial).should_prune):
             raise TypeError(f"OptunaPruningCallback: trial must be an Optuna trial, got {trial!r}")
-        study = getattr(trial, "study", None)  # a FixedTrial has none
-        if study is not None:
+        study = TrialMembers(trial).study
+        if study is None:
+            self.monitor = self.monitor.directed("OptunaPruningCallback")
+        else:
             minimize = study.direction.name == "MINIMIZE"
             if self.monitor.minimize not in (None, minimize):
                 raise ValueError(
@@ -71,7 +90,8 @@ class OptunaPruningCallback(Callback):
             return
         score = runner.epoch_metrics[self.loader_key][self.metric_key]
         self.trial.report(score, step=runner.epoch_step)
-        best = getattr(self.trial, "best_score", score)
+        best = TrialMembers(self.trial).best_score
+        best = score if best is None else best
         self.trial.best_score = min(best, score) if self.minimize else max(best, score)
         if self.trial.should_prune():
             optuna = importlib.import_module("optuna")

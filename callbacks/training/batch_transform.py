@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.errors import UnknownKeyError
 from runnerkit.support.arguments import check_mappings
+from runnerkit.support.device_move import same_kind
 from runnerkit.types import Batch
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class BatchTransformCallback(Callback):
         results = self.transform(*given, **self.transform_kwargs)
         for key, result in zip(self.output_key, [results] if len(self.output_key) == 1 else results, strict=True):
             parts[names.get(key, key)] = result
-        return parts if isinstance(batch, Mapping) else type(batch)(parts.values())
+        return parts if isinstance(batch, Mapping) else same_kind(batch, [*parts.values()])
 
 
 def _function(name: str) -> Any:

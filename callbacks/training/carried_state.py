@@ -82,11 +82,8 @@ class CarriedStateCallback(Callback):
 
 def _merged(of_ranks: list[Any], dim: int) -> Any:
     """Interleave the rows of all ranks."""
-    first = of_ranks[0]
-    if isinstance(first, Tensor):
-        return torch.stack(of_ranks, dim=dim + 1).flatten(dim, dim + 1)
-    if isinstance(first, dict):
-        return {key: _merged([each[key] for each in of_ranks], dim) for key in first}
-    if isinstance(first, list | tuple):
-        return type(first)(_merged(list(each), dim) for each in zip(*of_ranks, strict=True))
-    return first
+    tensors: list[list[Tensor]] = [[] for _ in of_ranks]
+    for state, found in zip(of_ranks, tensors, strict=True):
+        each_tensor(state, found.append)
+    rows = zip(*tensors, strict=True)
+    return each_tensor(of_ranks[0], lambda _: torch.stack(next(rows), dim=dim + 1).flatten(dim, dim + 1))

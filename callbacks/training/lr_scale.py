@@ -43,8 +43,9 @@ class LRScaleCallback(Callback):
     def __init__(
         self, rule: Literal["linear", "sqrt"] = "linear", warmup_steps: int = 0, optimizer_key: str | None = None
     ) -> None:
-        # After OptimizerCallback, to replace its "lr" by the scaled one.
-        super().__init__(order=CallbackOrder.Optimizer + 1)
+        # After OptimizerCallback, to replace its "lr" by the scaled one, and after SchedulerCallback: torch calls hooks
+        # in the order in which they were added, and a scheduler that steps between steps has to see the true rate.
+        super().__init__(order=CallbackOrder.Scheduler + 1)
         if rule not in ("linear", "sqrt"):
             raise ValueError(
                 f"LRScaleCallback: lr_scale must be 'linear' or 'sqrt', got {rule!r}; None does not scale the "
@@ -65,18 +66,22 @@ class LRScaleCallback(Callback):
         return 1.0 + (full - 1.0) * (min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0)
 
     def on_stage_start(self, runner: IRunner) -> None:
-        world_size = runner.engine.data_parallel.num_processes
         self.num_steps, self._unscaled = {}, {}
-        for key, optimizer in as_dict(runner.optimizer).items():
+        for key in as_dict(runner.optimizer):
             if self.optimizer_key in (None, key):
                 self._refuse_a_second(runner, key)
                 self.num_steps[key] = 0
-                self._hook(key, optimizer, world_size)
-        if not self._hooks:
+        if not self.num_steps:
             raise UnknownKeyError(
                 f"LRScaleCallback needs optimizer {self.optimizer_key!r}; the runner has "
                 f"{sorted(as_dict(runner.optimizer)) or 'none'}"
             )
+
+    def on_loader_start(self, runner: IRunner) -> None:
+        self._unhook()  # a scheduler that was replaced has added hooks
+        for key, optimizer in as_dict(runner.optimizer).items():
+            if key in self.num_steps:
+                self._hook(key, optimizer, runner.engine.data_parallel.num_processes)
 
     def _refuse_a_second(self, runner: IRunner, key: str) -> None:
         scaling = [innermost(each) for each in runner.callbacks.values()]
@@ -115,12 +120,15 @@ class LRScaleCallback(Callback):
                 )
 
     def on_stage_end(self, runner: IRunner) -> None:
+        self._unhook()
+
+    def _unhook(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
     def on_exception(self, runner: IRunner) -> None:
-        self.on_stage_end(runner)
+        self._unhook()
 
     def state_dict(self) -> StateDict:
         """Return the number of steps of each optimizer, for the warmup."""

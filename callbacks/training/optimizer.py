@@ -13,12 +13,12 @@ from torch import Tensor
 from runnerkit import callbacks  # for BackwardCallback, whose module imports this one: it is found when first used
 from runnerkit.callback import CallbackOrder, IBackwardCallback, IOptimizerCallback, innermost
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, clip_of_norm, make_clip
-from runnerkit.errors import UnknownKeyError
+from runnerkit.errors import UnknownKeyError, did_you_mean
 from runnerkit.steps.gradient_step import WeightUnits, gradients_of
 from runnerkit.steps.learning_rates import rates_of
 from runnerkit.steps.sum_of_shares import SumOfShares
 from runnerkit.support.arguments import check_integers, check_numbers, check_strings
-from runnerkit.support.deprecation import warn_of_argument
+from runnerkit.support.deprecation import Renamed, accepts_old_names
 from runnerkit.support.torch_internals import divide_each_, local
 from runnerkit.types import StateDict, as_dict
 
@@ -48,7 +48,6 @@ class OptimizerCallback(IOptimizerCallback):
             in ``torch.nn.utils``. Instead of a parameter with a sparse gradient it gets the rows that this concerns,
             with a dense one.
         grad_clip_params: keyword arguments of `grad_clip_fn`.
-        grad_clip_norm: the former name of `gradient_clip`.
         grad_clip_value: largest magnitude of each of its gradients.
         gradient_clip: largest norm of all its gradients together; pass one of this, `grad_clip_value` and
             `grad_clip_fn`. Without any, ``runner.gradient_clip`` is the norm of the gradients of all such optimizers
@@ -59,6 +58,7 @@ class OptimizerCallback(IOptimizerCallback):
     4
     """
 
+    @accepts_old_names(Renamed("grad_clip_norm", "gradient_clip"), by_position=("grad_clip_norm", "grad_clip_value"))
     def __init__(
         self,
         metric_key: str = "loss",
@@ -67,21 +67,15 @@ class OptimizerCallback(IOptimizerCallback):
         accumulation_steps: int = 1,
         grad_clip_fn: ClipFn = None,
         grad_clip_params: dict[str, Any] | None = None,
-        grad_clip_norm: float | None = None,
-        grad_clip_value: float | None = None,
         *,
+        grad_clip_value: float | None = None,
         gradient_clip: float | None = None,
         log_momentum: bool = False,
     ) -> None:
         super().__init__(order=CallbackOrder.Optimizer)
-        check_numbers(self, above=0, or_none=True, grad_clip_norm=grad_clip_norm, grad_clip_value=grad_clip_value)
-        check_numbers(self, above=0, or_none=True, gradient_clip=gradient_clip)
-        if sum(each is not None for each in (gradient_clip, grad_clip_fn, grad_clip_norm, grad_clip_value)) > 1:
+        check_numbers(self, above=0, or_none=True, grad_clip_value=grad_clip_value, gradient_clip=gradient_clip)
+        if sum(each is not None for each in (gradient_clip, grad_clip_fn, grad_clip_value)) > 1:
             raise ValueError(f"{type(self).__name__}: pass one of gradient_clip, grad_clip_value and grad_clip_fn")
-        if grad_clip_norm is not None:
-            now = f"gradient_clip={grad_clip_norm}"
-            warn_of_argument("OptimizerCallback(grad_clip_norm=)", instead=now)
-            gradient_clip = grad_clip_norm
         if gradient_clip is not None:
             grad_clip_fn, grad_clip_params = clip_of_norm(self, gradient_clip, grad_clip_params)
         if grad_clip_value is not None:
@@ -237,9 +231,11 @@ class OptimizerCallback(IOptimizerCallback):
         self._is_averaged = True
         divisor = self._shares.divisor(runner, num_batches=num_batches)
         if self._checked is not optimizer and not gradients_of(optimizer):
+            key, known = self.metric_key, sorted(runner.batch_metrics)
+            lacks = f"; batch_metrics lack {key!r}, they have {known}{did_you_mean(key, known)}" * (key not in known)
             raise RuntimeError(
-                f"no parameter of the optimizer has a gradient: add BackwardCallback({self.metric_key!r}), or call "
-                "self.engine.backward(loss) in handle_batch"
+                f"no parameter of the optimizer has a gradient: add BackwardCallback({key!r}), or call "
+                f"self.engine.backward(loss) in handle_batch{lacks}"
             )
         self._checked = optimizer
         if isinstance(divisor, Tensor) or divisor != 1:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.optim import Optimizer, lr_scheduler
 
-from runnerkit.callback import CallbackOrder, ICheckpointCallback, ISchedulerCallback, innermost, last_training_loader
+from runnerkit.callback import CallbackOrder, ISchedulerCallback, last_training_loader, monitor_of_savers
 from runnerkit.callbacks.training.parts.schedule_length import check_length
 from runnerkit.callbacks.training.parts.schedule_unit import check_unit, own_unit, required_argument, warn_if_idle
 from runnerkit.errors import UnknownKeyError
@@ -47,10 +47,10 @@ class SchedulerCallback(ISchedulerCallback):
             "train" if there is none; of a scheduler that steps after each optimizer step, the loss of the batch.
         mode: whether smaller ("min") or larger ("max") values of it are better, to check the scheduler's own mode.
     Raises:
-        ValueError: the scheduler waits for larger values, and the metric is better if smaller, or the reverse; several
-            evaluation loaders, and none of them is "valid"; the run takes more steps than a OneCycleLR has; a schedule
-            was made for the steps of the run, and is stepped after each epoch because no unit is given;
-            other code steps it too.
+        ValueError: the scheduler waits for larger values, and the metric is better if smaller, or the reverse. There
+            are several evaluation loaders, and none of them is "valid". The run takes more steps than a OneCycleLR has.
+            A schedule was made for the steps of the run, and is stepped after each epoch because no unit is given.
+            Other code steps it too.
 
     >>> SchedulerCallback(interval="step").interval
     'step'
@@ -62,7 +62,7 @@ class SchedulerCallback(ISchedulerCallback):
     @accepts_old_names(
         Renamed("mode", "interval", {"epoch": "epoch", "step": "step", "batch": "step"}),
         ThreeArguments(minimize=None, defaults=("", "loss")),  # "": a loader that the run chooses
-        by_position=("scheduler_key", "mode", "loader_key", "metric_key"),
+        by_position=("mode", "loader_key", "metric_key"),
     )
     def __init__(
         self,
@@ -284,11 +284,7 @@ class SchedulerCallback(ISchedulerCallback):
 
 def _judge(runner: IRunner) -> Monitor | None:
     """Return the monitor that selects the best checkpoint, or would with a logdir, if there is one."""
-    for each in map(innermost, runner.callbacks.values()):
-        if isinstance(each, ICheckpointCallback) and each.loader_key is not None and each.metric_key is not None:
-            return Monitor(each.loader_key, each.metric_key, each.minimize)
-    given = runner.current_run.monitor  # without a logdir
-    return None if given is None else given.among(runner.loaders).directed("train")
+    return monitor_of_savers(runner.callbacks) or runner.current_run.stage.monitor  # the latter without a logdir
 
 
 def _mean_over_processes(metric: Any, runner: IRunner) -> Any:

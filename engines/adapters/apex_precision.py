@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from runnerkit.engines.adapters.apex_changes import MasterWeights, PatchedAttributes
 from runnerkit.engines.adapters.apex_package import import_part, native, require_apex
 from runnerkit.precision import Precision
+from runnerkit.support.function_members import FunctionMembers
 from runnerkit.types import StateDict, shared_parameters
 
 __all__ = ["Apex"]
@@ -60,7 +61,9 @@ class Apex(Precision):
             raise ValueError("O1 runs batch norm in fp32 anyway: omit keep_batchnorm_fp32, or use O2 or O3")
         for module, name in float_functions:
             if not hasattr(module, name):
-                raise ValueError(f"float_functions: {getattr(module, '__name__', module)} lacks a function {name!r}")
+                raise ValueError(
+                    f"float_functions: {FunctionMembers(module).own_name or module} lacks a function {name!r}"
+                )
         if float_functions and opt_level != "O1":
             raise ValueError(f"float_functions are for O1, which casts around functions; opt_level is {opt_level}")
         fixed = {"opt_level", "loss_scale", "keep_batchnorm_fp32", "num_losses"} & (amp_kwargs or {}).keys()

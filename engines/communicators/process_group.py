@@ -45,8 +45,9 @@ class ProcessGroup(Communicator):
             ConnectionError: see :meth:`_make_group`.
             ValueError: the user's group has another rank or world size than the launcher's job.
         """
-        self._only_on = device if backend == "nccl" else None
-        if dist.is_initialized():
+        is_open = dist.is_initialized()
+        self._only_on = device if (dist.get_backend() if is_open else backend) == "nccl" else None
+        if is_open:
             if not self._owns_group:
                 _check_given_group(environment)
             return None

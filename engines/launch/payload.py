@@ -7,7 +7,7 @@ import mmap
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -18,6 +18,7 @@ from torch import UntypedStorage
 from torch.storage import TypedStorage
 
 from runnerkit.support import pickling
+from runnerkit.support.function_members import FunctionMembers
 from runnerkit.support.plain_values import attributes_of
 from runnerkit.support.torch_internals import untyped
 
@@ -161,19 +162,20 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, partial):
         yield from (("", item) for item in value.args)
         yield from ((f" -> {name}", item) for name, item in value.keywords.items())
-    elif isinstance(getattr(value, "__self__", None), object) and isinstance(value, Callable):  # type: ignore[arg-type]
+    elif callable(value):
         yield from _callable_parts(value)
     else:
         yield from ((f".{name}", item) for name, item in attributes_of(value).items())
 
 
 def _callable_parts(function: Any) -> Iterator[tuple[str, Any]]:
-    owner = getattr(function, "__self__", None)
-    if owner is not None:
-        yield "", owner
-    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
+    its = FunctionMembers(function)
+    if its.owner is not None:
+        yield "", its.owner
+    code = its.code
     if code is not None:
-        yield from ((f" -> {name}", cell.cell_contents) for name, cell in zip(code.co_freevars, cells, strict=True))
+        cells = zip(code.co_freevars, its.closure or (), strict=True)
+        yield from ((f" -> {name}", cell.cell_contents) for name, cell in cells)
         used = set(code.co_names) & set(function.__globals__)
         yield from ((f" -> {name}", function.__globals__[name]) for name in sorted(used))
     yield from ((f".{name}", item) for name, item in attributes_of(function).items())

@@ -22,7 +22,7 @@ def average_weights(state_dicts: Sequence[StateDict]) -> StateDict:
     Args:
         state_dicts: of models with the same names and shapes.
     Raises:
-        ValueError: there is none, or names differ.
+        ValueError: there is none, or names or shapes differ.
 
     >>> average_weights([{"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}])
     {'w': tensor([1.5000])}
@@ -33,6 +33,9 @@ def average_weights(state_dicts: Sequence[StateDict]) -> StateDict:
         if each.keys() != state_dicts[0].keys():
             names = sorted(each.keys() ^ state_dicts[0].keys())
             raise ValueError(f"state_dicts[{index}] and state_dicts[0] differ in the names {names}")
+        names = [name for name, value in each.items() if value.shape != state_dicts[0][name].shape]
+        if names:
+            raise ValueError(f"state_dicts[{index}] and state_dicts[0] differ in the shapes of {names}")
     return {name: _mean([each[name] for each in state_dicts]) for name in state_dicts[0]}
 
 

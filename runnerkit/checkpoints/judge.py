@@ -20,7 +20,7 @@ def judge_of(records: Iterable[Record]) -> Monitor | None:
     return Monitor(**judges[-1]) if judges else None
 
 
-def rank(records: Iterable[Record], judge: Monitor) -> list[Record]:
+def best_first(records: Iterable[Record], judge: Monitor) -> list[Record]:
     """Sort the records that `judge` has judged, best first."""
     known = [each for each in records if each.score is not None and not math.isnan(each.score)]
     judged = [each for each in known if _has_judged(judge, each)]

@@ -12,7 +12,7 @@ from typing import Any
 from runnerkit.checkpoints.fault import fault_of, record_of
 from runnerkit.checkpoints.folder import CheckpointFolder, link_or_copy, remove
 from runnerkit.checkpoints.index import Record, name_at, place_of
-from runnerkit.checkpoints.judge import judge_again, judge_of, rank
+from runnerkit.checkpoints.judge import best_first, judge_again, judge_of
 from runnerkit.monitor import Monitor
 from runnerkit.storage import claims
 from runnerkit.storage.atomic_file import check_folder
@@ -143,7 +143,7 @@ class CheckpointStore:
         """Sort the scored checkpoints of one stage, best first; scores of different stages are not comparable."""
         records = [record for record in folder.records if record.stage in (stage, None)]
         judge = self.monitor or judge_of(records)
-        return rank(records, judge) if judge is not None else []
+        return best_first(records, judge) if judge is not None else []
 
 
 def clean_up(folder: CheckpointFolder, *, resumed_from: Path | None = None) -> None:

@@ -139,10 +139,10 @@ def tune(
     folder = logdir or Path("logs", f"{file.stem}-tune")
     score, values = search(file, overrides or [], given, num_trials=trials, logdir=folder)
     if as_json:
-        print_json({"best": score, "values": values, "config": str(folder / BEST)})
+        print_json({"best": score, "values": values, "config": shown(folder / BEST)})
         return
     typer.echo("\n".join([f"best: {score:.6g}", *(f"{key}={value}" for key, value in values.items())]))
-    typer.echo(f"runnerkit run {folder / BEST}")
+    typer.echo(f"runnerkit run {shown(folder / BEST)}")
 
 
 @app.command(

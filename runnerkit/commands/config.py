@@ -9,17 +9,19 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import math
 import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 from runnerkit.errors import did_you_mean, nearest_name
-from runnerkit.support.deprecation import old_names
+from runnerkit.monitor import Monitor
+from runnerkit.support.deprecation import NOTHING, old_names, renamed_arguments, replace_old_names, warn_of_argument
 
 _TARGET = "_target_"
 _OWN_KEYS = {_TARGET, "_args_", "_partial_", "_convert_", "_recursive_"}  # accepted by Hydra for every component
@@ -60,7 +62,7 @@ class Config:
             return None
         if isinstance(node, list):  # one by one: an error names its place
             return [self.make(f"{key}.{index}", *arguments) for index in range(len(node))]
-        checked = self._checked(node, key)
+        checked = self._with_new_names(self._checked(node, key), key)
         utils, errors = _package("hydra.utils"), _package("hydra.errors")
         try:
             return utils.instantiate(checked, *arguments, _convert_="all")
@@ -84,7 +86,8 @@ class Config:
         hints = {name: hint for name, hint in _hints(target).items() if name not in old_names(target)}
         for name in values:
             if name not in {*names, *old_names(target), *_OWN_KEYS} and parameters and not takes_any:
-                found = f"{_path_of(target)} does not accept {name!r}; it accepts {', '.join(names)}"
+                path = f"{target.__module__}.{target.__qualname__}"
+                found = f"{path} does not accept {name!r}; it accepts {', '.join(names)}"
                 raise self.refused(key, found + did_you_mean(name, names))
         return {
             name: self.converted(value, hints[name], f"{key}.{name}".removeprefix("."))
@@ -100,6 +103,33 @@ class Config:
             return node
         values = {name: self._checked(each, f"{key}.{name}") for name, each in node.items()}
         return self.check_call(values, key, self._imported(node[_TARGET], key)) if _TARGET in node else values
+
+    def rename(self, values: dict[str, Any], key: str, target: Callable[..., Any]) -> None:
+        """Give arguments of `target` the names that they have today, with a warning that says what to write.
+
+        Raises:
+            ValueError: one of them is invalid, or given under both names.
+        """
+        renamed, place = renamed_arguments(target), f"{self.path}: {key}".removesuffix(": ")
+        if not renamed:
+            return
+        try:
+            old, new = replace_old_names(renamed, target.__name__, values)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{place}: {error}") from error
+        if old:
+            warn_of_argument(f"{place}: {_in_yaml(old)}", instead=_in_yaml(new) or NOTHING)
+
+    def _with_new_names(self, node: Any, key: str) -> Any:
+        if isinstance(node, list):
+            return [self._with_new_names(each, f"{key}.{index}") for index, each in enumerate(node)]
+        if not isinstance(node, dict):
+            return node
+        values = {name: self._with_new_names(each, f"{key}.{name}") for name, each in node.items()}
+        if _TARGET in values:
+            self.rename(values, key, self._imported(values[_TARGET], key))
+        of_monitor = {_TARGET: f"{Monitor.__module__}.{Monitor.__name__}"}  # Hydra creates it again
+        return {name: of_monitor | asdict(each) if isinstance(each, Monitor) else each for name, each in values.items()}
 
     def _imported(self, path: Any, key: str) -> Callable[..., Any]:
         log = logging.getLogger("hydra.utils")
@@ -150,6 +180,7 @@ def read_config(path: Path, overrides: Iterable[str] = (), given: Mapping[str, A
     """Read a config file and override some of its values.
 
     Args:
+        path: the file, or its URL in a store.
         overrides: of the form "optimizer.lr=0.01".
         given: {key: value} of top-level keys; None keeps the value of the file.
     Raises:
@@ -157,11 +188,14 @@ def read_config(path: Path, overrides: Iterable[str] = (), given: Mapping[str, A
         ValueError: it is not a YAML mapping, a reference cannot be resolved, or an override is invalid.
         ImportError: a required package is not installed.
     """
+    from runnerkit.storage.remote.copies import local_copy  # late: other commands read no config
+
     omegaconf, yaml = _package("omegaconf"), importlib.import_module("yaml")
-    if not path.is_file():
+    file = local_copy(path)
+    if not file.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     try:
-        config = omegaconf.OmegaConf.create(path.read_text(encoding="utf-8"))
+        config = omegaconf.OmegaConf.create(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not omegaconf.OmegaConf.is_dict(config):
@@ -209,6 +243,16 @@ def _renamed(node: Any) -> Any:
     if isinstance(node, list):
         return [_renamed(each) for each in node]
     return re.sub(r"\$\{oc\.(env|decode):", r"${runnerkit.\1:", node) if isinstance(node, str) else node
+
+
+def _in_yaml(values: Mapping[str, Any]) -> str:
+    """Return values as a config has them.
+
+    >>> _in_yaml({"monitor": "valid/loss", "save_last": True})
+    'monitor: valid/loss, save_last: true'
+    """
+    text = importlib.import_module("yaml").safe_dump(values, default_flow_style=True, sort_keys=False, width=math.inf)
+    return str(text).strip().removeprefix("{").removesuffix("}")
 
 
 def at(values: Any, key: str) -> Any:
@@ -263,10 +307,6 @@ def _nearest_target(path: Any) -> str:
         return ""
     nearest = nearest_name(name, known)
     return "" if nearest in (None, name) else f"; did you mean {module}.{nearest}?"
-
-
-def _path_of(target: Callable[..., Any]) -> str:
-    return f"{target.__module__}.{target.__qualname__}"
 
 
 def _package(name: str) -> Any:

@@ -86,7 +86,9 @@ def make_run(config: Config) -> tuple[Runner, dict[str, Any]]:
     given = {key: value for key, value in config.values.items() if key in accepted}
     if "hparams" in given:
         given["hparams"] = config.written["hparams"]  # hparams are written to files
-    arguments = {"seed": SEED, **config.check_call(given, "", Runner.train), "engine": _make_engine(config)}
+    given = config.check_call(given, "", Runner.train)
+    config.rename(given, "", Runner.train)
+    arguments = {"seed": SEED, **given, "engine": _make_engine(config)}
     try:
         set_global_seed(arguments["seed"])  # the initial weights
     except ValueError as error:

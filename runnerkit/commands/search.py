@@ -12,6 +12,8 @@ from runnerkit.commands.config import Config, TrainingError, read_config
 from runnerkit.commands.configured_run import FILE, SEED, make_run, save_config, train
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.monitor import Monitor
+from runnerkit.storage.remote.copies import name_of, written
+from runnerkit.storage.remote.store import Store
 from runnerkit.storage.remote.urls import as_url
 from runnerkit.train_options import OLD_MONITOR
 
@@ -23,8 +25,8 @@ def search(
 ) -> tuple[float, dict[str, Any]]:
     """Train a config once per trial; return the best metric and the values that gave it.
 
-    Each trial has a folder in `logdir`; ``best.yml`` is the config of the best one. Trials that run in one process are
-    pruned when they are worse than the median of the trials before.
+    Each trial has a folder in `logdir`, perhaps a URL; ``best.yml`` is the config of the best one. Trials that run in
+    one process are pruned when they are worse than the median of the trials before.
 
     Args:
         path, given: passed to :func:`read_config`.
@@ -35,8 +37,7 @@ def search(
         ImportError: Optuna is not installed.
     """
     optuna = _optuna()
-    if as_url(logdir) is not None:
-        raise ValueError(f"the trials of a search are written to a local folder, got {as_url(logdir)}")
+    logdir = name_of(logdir)
     ranges, overrides = _ranges(overrides)
     config = read_config(path, overrides, given)
     ranges = {**(config.values.get("search") or {}), **ranges}
@@ -44,8 +45,10 @@ def search(
         raise config.refused("search", "expected ranges, here or on the command line as KEY=LOW..HIGH or KEY=THIS,THAT")
     if ProcessEnvironment.read() is not None:
         raise ValueError("a search starts its own processes: start it without a launcher, with --engine and --nproc")
-    if any(logdir.glob("trial-*")):
-        raise FileExistsError(f"{logdir} contains the trials of another search: choose another folder with --logdir")
+    if _holds_trials(logdir):
+        raise FileExistsError(
+            f"{as_url(logdir) or logdir} contains the trials of another search: choose another folder with --logdir"
+        )
 
     def objective(trial: Any) -> float:
         chosen = [f"{key}={suggest(trial, key, text)}" for key, text in ranges.items()]
@@ -59,8 +62,15 @@ def search(
     study = optuna.create_study(direction="minimize" if monitor.minimize else "maximize", sampler=sampler)
     study.optimize(objective, n_trials=num_trials)
     chosen = [f"{key}={value}" for key, value in study.best_params.items()]
-    save_config(read_config(path, [*overrides, *chosen], given), logdir / BEST)
+    with written(logdir / BEST) as file:
+        save_config(read_config(path, [*overrides, *chosen], given), file)
     return study.best_value, study.best_params
+
+
+def _holds_trials(logdir: Path) -> bool:
+    url = as_url(logdir)
+    names = Store(url).names() if url is not None else [path.name for path in logdir.glob("trial-*")]
+    return any(name.startswith("trial-") for name in names)
 
 
 def suggest(trial: Any, key: str, given: str | list[Any]) -> Any:
@@ -111,11 +121,9 @@ def _monitor(config: Config) -> Monitor:
         OLD_MONITOR.replace("search", given)  # training warns of the old names
         if "monitor" not in given:
             raise ValueError("is missing; a search optimizes this metric: write for example valid/accuracy")
-        monitor = Monitor.of("search", given["monitor"], given.get("mode")).directed("search")
+        return Monitor.of("search", given["monitor"], given.get("mode")).directed("search")
     except (TypeError, ValueError) as error:
         raise config.refused("monitor", str(error)) from error
-    loaders = config.values.get("loaders")
-    return monitor.among(loaders) if isinstance(loaders, dict) else monitor
 
 
 def _train(config: Config, trial: Any, logdir: Path, monitor: Monitor) -> float:

@@ -64,7 +64,7 @@ def plot_metrics(
     >>> plot_metrics(logger.logdir).name
     'metrics.png'
     """
-    path = _default_path(logdir) if path is None else path
+    path = default_path(logdir, "metrics.png") if path is None else path
     table = select(read_metrics(logdir), metrics=None if metrics == "all" else metrics, loaders=loaders)
     if metrics is None:
         metrics = [*default_metrics(table, monitored_metrics(find_runs(logdir).values()))]
@@ -173,11 +173,16 @@ def svg_of(figure: Figure) -> str:
     return re.sub(size, relative, text.getvalue(), count=1)  # the first is that of the root; its viewBox stays
 
 
-def _default_path(logdir: Logdirs) -> str:
+def default_path(logdir: Logdirs, name: str) -> str:
+    """Return the path of a file that is written into the only folder of `logdir`.
+
+    Raises:
+        ValueError: there are several.
+    """
     folders = folders_of(logdir)
     if len(folders) != 1:
         raise ValueError(f"got {len(folders)} folders: choose the output file with path= or -o")
-    return os.path.join(as_url(folders[0]) or folders[0], "metrics.png")
+    return os.path.join(as_url(folders[0]) or folders[0], name)
 
 
 def x_axis(table: pd.DataFrame) -> str:

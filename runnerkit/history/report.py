@@ -12,12 +12,12 @@ from runnerkit.history import page
 from runnerkit.history.best_values import best_metrics, checkpoint_records
 from runnerkit.history.chosen_metrics import changing_metrics, default_metrics, monitored_metrics
 from runnerkit.history.comparison import comparison_page
-from runnerkit.history.frame import Logdirs, find_runs, folders_of, read_metrics
+from runnerkit.history.frame import Logdirs, find_runs, read_metrics
 from runnerkit.history.hyperparameters import environment_of, hparams_of
-from runnerkit.history.plot import curve_styles
+from runnerkit.history.plot import curve_styles, default_path
 from runnerkit.storage.atomic_file import new_file, write_text
 from runnerkit.storage.remote.copies import name_of, written
-from runnerkit.storage.remote.urls import as_url, shown
+from runnerkit.storage.remote.urls import shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,12 +55,9 @@ def write_report(logdir: Logdirs, *, path: str | os.PathLike[str] | None = None)
 
 
 def _default_path(logdir: Logdirs, runs: dict[str, Path]) -> str:
-    folders = folders_of(logdir)
     if len(runs) == 1:
         return os.path.join(shown(next(iter(runs.values()))), "report.html")
-    if len(folders) != 1:
-        raise ValueError(f"got {len(folders)} folders: choose the output file with path= or -o")
-    return os.path.join(as_url(folders[0]) or folders[0], "report.html")
+    return default_path(logdir, "report.html")
 
 
 def _page_of_run(run: str, folder: Path) -> str:

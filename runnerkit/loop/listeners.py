@@ -61,6 +61,10 @@ class Listeners(dict[str, tuple[Callable[[Any], None], ...]]):
         counting = {each.on_batch_end for each in acting if _counts_samples(each)}
         self[IDLE] = without_weight, *(each for each in self["on_batch_end"] if each not in counting)
 
+    def remove(self, event: str, listener: Callable[[Any], None]) -> None:
+        """Take a method off an event, so that the following steps do not call it."""
+        self[event] = tuple(each for each in self[event] if each != listener)
+
     def release(self) -> None:
         """Forget all methods: those of the runner refer to it, which would keep its loaders' workers."""
         self.update(dict.fromkeys(self, ()))

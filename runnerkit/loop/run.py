@@ -282,7 +282,7 @@ class Run(ProcessState):
 
         Without it a copy would have a second model, and the locks and callbacks of this one.
         """
-        copied = type(self)(self.given_hooks, resume_point=self.resume_point)
+        copied = type(self)(self.given_hooks, resume_point=self.resume_point, monitor=self.monitor)
         copied.position = copy.deepcopy(self.position, memo)
         copied.stage = self.stage.of_copy()
         copied.state, copied.failure = self.state, self.failure

@@ -148,7 +148,8 @@ class RunLogs(ProcessState):
         self.hand_over_steps(runner)
         metrics, rates = runner.batch_metrics, rates_of_all(runner.optimizer)
         speed = self.throughput.take(runner) if self.wants_throughput else {}
-        self.queue.put(runner.step, {**metrics, **rates, **metrics, **speed})  # the user's "lr" stays
+        # Metrics twice: to come first, and so that a "lr" of the user's stays.
+        self.queue.put(runner.step, {**metrics, **rates, **metrics, **speed})
 
     def hand_over_steps(self, runner: IRunner) -> None:
         """Log the training steps in the queue."""

@@ -28,6 +28,7 @@ from runnerkit.types import as_dict, like, parameters_of
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
+    from runnerkit.monitor import Monitor
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Stage(ProcessState):
         known_callbacks: callbacks of this stage and of earlier ones that act in this process.
         step_watch: present until the first training loader of the stage has ended.
         budget: when the stage ends.
+        monitor: that of the run, with one of the stage's loaders.
         num_steps: optimizer steps until then; None if the loaders do not tell.
         schedule_counts_steps: whether the schedule may be for that number: it was not made before the run.
         made_schedulers: keys of the schedulers that were made by functions of that number.
@@ -65,6 +67,7 @@ class Stage(ProcessState):
         self.known_callbacks: list[ICallback] = []
         self.step_watch: StepWatch | None = None
         self.budget = StageBudget(1)
+        self.monitor: Monitor | None = None
         self.num_steps: int | None = None
         self.schedule_counts_steps = False
         self.made_schedulers: frozenset[str] = frozenset()
@@ -95,6 +98,7 @@ class Stage(ProcessState):
         self._make_scheduler(runner, hooks, bare)
         if run.given_hooks is None:  # not an evaluation
             self._check_trains(runner)
+        self.monitor = None if run.monitor is None else run.monitor.among(runner.loaders)
         runner.callbacks = dict(call_hook(hooks.get_callbacks, stage=key))
         checks.check_callbacks(runner.callbacks, runner.loaders)
         if run.given_hooks is None:

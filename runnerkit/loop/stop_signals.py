@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 FOLDER_VARIABLE = "RUNNERKIT_FOLDER"  # where the processes that runnerkit started record failures
 SIGNALS = signals("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP")  # SIGHUP: the terminal was closed
 TIME_IS_UP = 0  # in place of a signal's number
-_PASSED_ON = "passed on"  # file in the job's folder: the signal that the calling process received
+PASSED_ON = "passed on"  # file in the job's folder: the signal that the calling process received
 _AGREE_EVERY_S = 1.0
 _SAME_S = 1.0  # Slurm sends SIGTERM twice for one request
 
@@ -56,7 +56,7 @@ class StopRequests:
     def __init__(self) -> None:
         self.number: int | None = None  # of the signal that this process received, or TIME_IS_UP
         self._next = 1
-        self._agreed_at = 0, 0.0  # step, and rank zero's clock
+        self._agreed_at: tuple[int, float] | None = None  # step, and rank zero's clock
 
     def ask(self, number: int) -> None:
         """Record a signal."""
@@ -75,7 +75,8 @@ class StopRequests:
     def agree(self, step: int, engine: IEngine) -> int | None:
         """Return the signal that any process received, or None; every rank must call: this gathers."""
         told = engine.gather_object((self.number, time.monotonic()))
-        before, clock = self._agreed_at
+        # A run may continue from a later step than 0, so the first agreement gives no speed.
+        before, clock = self._agreed_at or (step, 0.0)
         steps_per_s = (step - before) / max(1e-6, told[0][1] - clock)
         self._next = step + max(1, int(steps_per_s * _AGREE_EVERY_S))
         self._agreed_at = step, told[0][1]
@@ -124,13 +125,13 @@ def handling_stop_signals(ask: Callable[[int], None]) -> Iterator[None]:
 
 def pass_on(number: int, folder: Path) -> None:
     """Tell the processes of a job, which are sent SIGTERM, which signal the process that started them received."""
-    (folder / _PASSED_ON).write_text(str(number))
+    (folder / PASSED_ON).write_text(str(number))
 
 
 def _passed_on() -> int | None:
     """Return the signal received by the process that started this one; None without one, or if the user started it."""
     folder = os.environ.get(FOLDER_VARIABLE)
-    if folder is None or not (path := Path(folder, _PASSED_ON)).exists():
+    if folder is None or not (path := Path(folder, PASSED_ON)).exists():
         return None
     return int(path.read_text())
 

@@ -126,6 +126,34 @@ _OUTSIDE = {
 }
 
 
+def num_negative(relevances: Tensor) -> Tensor | int:
+    """Count the relevances that are negative or NaN, () int64, for :func:`check_none_negative`; no host sync.
+
+    Raises:
+        ValueError: there are some on the CPU, where reading is free.
+    """
+    if relevances.dtype is torch.bool or not relevances.numel():
+        return 0
+    count = (~(relevances >= 0)).sum()
+    if relevances.device.type in _FREE_TO_READ:
+        check_none_negative(int(count))
+        return 0
+    return count
+
+
+def check_none_negative(count: Tensor | int) -> None:
+    """Raise if relevances were counted by :func:`num_negative`; this synchronizes with the device.
+
+    Raises:
+        ValueError: the count is not 0.
+    """
+    if count:
+        raise ValueError(
+            f"{int(count)} relevances are negative or NaN; set those of unknown items to 0, or remove their rows from "
+            "what the metric gets, in handle_batch"
+        )
+
+
 def check_classes(indices: Tensor, *, num_classes: int, name: str = "targets") -> None:
     """Raise if indices are fractions or outside [0, C); this synchronizes with the device.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -74,13 +75,13 @@ def accuracy(
     Args:
         logits, targets, topk, threshold: see :func:`topk_hits`.
     Returns:
-        One () tensor in [0, 1] for each k, on the device of `logits`; float64 on CPUs and CUDA, so that its
-        mean over a loader is the exact fraction of rows, without the rounding errors of float32.
+        One () tensor in [0, 1] for each k, NaN without rows, on the device of `logits`; float64 on CPUs and CUDA, so
+        that its mean over a loader is the exact fraction of rows, without the rounding errors of float32.
 
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]), topk=(1, 2))
     [tensor(0.5000, dtype=torch.float64), tensor(1., dtype=torch.float64)]
     """
-    return [hits / max(1, len(targets)) for hits in topk_hits(logits, targets, topk, threshold=threshold)]
+    return [hits / (len(targets) or math.nan) for hits in topk_hits(logits, targets, topk, threshold=threshold)]
 
 
 class AccuracyMetric(SumsMetric):
@@ -135,7 +136,7 @@ class AccuracyMetric(SumsMetric):
         return sums
 
     def values(self, sums: Sums) -> Sums:
-        num = float(sums["num"] or 1)  # dividing by an int would launch an extra cast
+        num = float(sums["num"] or math.nan)  # dividing by an int would launch an extra cast
         shares = {}
         for name, of_hits in self._shares:
             shares[name] = sums[of_hits] / num
@@ -187,4 +188,4 @@ class MultilabelAccuracyMetric(SumsMetric):
         check_none_outside(sums.get("outside", 0), of="targets")
 
     def values(self, sums: Sums) -> Sums:
-        return {"accuracy": ratio(sums["right"], sums["all"], zero_division=0)}
+        return {"accuracy": ratio(sums["right"], sums["all"], zero_division=math.nan)}

@@ -10,6 +10,7 @@ from torch import Tensor
 from runnerkit.metrics.class_indices import check_all_classes, class_indices, count_indices, numbered_classes
 from runnerkit.metrics.metric import Sums, SumsMetric
 from runnerkit.support.arguments import check_integers, check_names, check_numbers, check_strings
+from runnerkit.types import Metrics
 
 __all__ = ["ConfusionMatrixMetric"]
 
@@ -54,6 +55,8 @@ class ConfusionMatrixMetric(SumsMetric):
         self.class_names = list(class_names) if class_names is not None else numbered_classes(num_classes or 0)
         self.threshold = threshold
         pairs = [f"{true}_as_{predicted}" for true in self.class_names for predicted in self.class_names]
+        if len({*pairs}) < len(pairs):
+            raise ValueError(f"{type(self).__name__}: class_names must differ, got {self.class_names}")
         super().__init__(f"{prefix or 'confusion_matrix'}/{each}" for each in pairs)
 
     def count(self, outputs: Tensor, targets: Tensor) -> Sums:
@@ -68,6 +71,12 @@ class ConfusionMatrixMetric(SumsMetric):
         counts = sums["counts"]
         num_outside = {"targets": counts[-1].sum(), "outputs": counts[:, -1].sum()}
         check_all_classes(num_outside, num_classes=len(counts) - 1)
+
+    def compute_key_value(self) -> Metrics:
+        if self.is_empty:
+            return super().compute_key_value()
+        counts = self.compute().reshape(-1).double().tolist()  # not one tensor for each of C * C names
+        return dict(zip(self.names, counts, strict=True))
 
     def values(self, sums: Sums) -> Sums:
         counts = sums["counts"][:-1, :-1].reshape(-1)

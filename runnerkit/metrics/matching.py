@@ -25,19 +25,24 @@ def cmc_score(queries: Tensor, gallery: Tensor, is_match: Tensor, topk: int = 1)
         is_match: (Q, G) bool or 0/1: whether query and gallery sample have the same label.
         topk: k >= 1.
     Returns:
-        () in [0, 1], float64 if the device supports it.
+        () in [0, 1], NaN without queries or if an embedding is NaN; float64 if the device supports it.
+    Raises:
+        ValueError: the shapes do not match, the gallery is empty, or k is not an integer >= 1.
 
     >>> cmc_score(torch.tensor([[0.0], [9.0]]), torch.tensor([[1.0], [2.0]]), torch.eye(2))
     tensor(1., dtype=torch.float64)
     """
-    [k] = checked_topk(None, topk)
+    [k] = checked_topk("cmc_score", topk)
     if queries.ndim != 2 or gallery.ndim != 2 or is_match.shape != (len(queries), len(gallery)):
         raise ValueError(
             "expected queries (Q, D), gallery (G, D) and is_match (Q, G), got "
             f"{tuple(queries.shape)}, {tuple(gallery.shape)} and {tuple(is_match.shape)}"
         )
-    places = _places(widest(queries), widest(gallery), is_match > 0.5)
-    return widest(places < k).mean()
+    if not len(gallery) or queries.shape[1] != gallery.shape[1]:
+        raise ValueError(
+            f"expected a gallery (G, {queries.shape[1]}) of one sample or more, got {tuple(gallery.shape)}"
+        )
+    return _share(_places(widest(queries), widest(gallery), is_match > 0.5), k)
 
 
 class CMCMetric(SamplesMetric):
@@ -79,13 +84,18 @@ class CMCMetric(SamplesMetric):
         gallery, of_gallery = embeddings[~is_query], labels[~is_query]
         chunks = zip(embeddings[is_query].split(_NUM_ROWS), labels[is_query].split(_NUM_ROWS), strict=True)
         places = torch.cat([_places(each, gallery, of_each.unsqueeze(1) == of_gallery) for each, of_each in chunks])
-        return {f"cmc{k:02d}": widest(places < k).mean() for k in self.topk}
+        return {f"cmc{k:02d}": _share(places, k) for k in self.topk}
 
 
 def _places(queries: Tensor, gallery: Tensor, is_match: Tensor) -> Tensor:
-    """Count the samples nearer than the nearest match, for each query; int64's maximum without a match."""
+    """Count the samples nearer than the nearest match, for each query; int64's maximum without a match, -1 for NaN."""
     # Distances by matrix multiplication would depend on the other samples in the batch.
     distances = torch.cdist(queries, gallery, compute_mode="donot_use_mm_for_euclid_dist")
     nearest = distances.masked_fill(~is_match, torch.inf).amin(dim=1, keepdim=True)
     places = (distances < nearest).sum(dim=1)
-    return torch.where(is_match.any(dim=1), places, torch.iinfo(torch.int64).max)
+    places = torch.where(is_match.any(dim=1), places, torch.iinfo(torch.int64).max)
+    return torch.where(distances.isnan().any(dim=1), -1, places)
+
+
+def _share(places: Tensor, k: int) -> Tensor:
+    return torch.where((places < 0).any(), torch.nan, widest(places < k).mean())

@@ -21,7 +21,7 @@ class AdditiveMetric:
     """The running mean of the values of batches, weighted by their numbers of samples.
 
     Args:
-        compute_on_call: is ignored; scripts written for Catalyst pass it.
+        compute_on_call, mode: are ignored; scripts written for Catalyst pass them.
 
     >>> metric = AdditiveMetric()
     >>> values = metric.update(1.0, num_samples=3), metric.update(2.0, num_samples=1)
@@ -29,15 +29,15 @@ class AdditiveMetric:
     1.25
     """
 
-    def __init__(self, compute_on_call: bool = True) -> None:
-        self.compute_on_call = compute_on_call
+    def __init__(self, compute_on_call: bool = True, mode: str = "numpy") -> None:
+        self.compute_on_call, self.mode = compute_on_call, mode
         self.reset()
 
     def reset(self) -> None:
         """Discard all values."""
         self.mean, self.num_samples, self._m2 = 0.0, 0, 0.0
 
-    def update(self, value: float, num_samples: int) -> float:
+    def update(self, value: Scalar, num_samples: int) -> Scalar:
         """Add `value`, the mean of `num_samples` samples (Chan, Golub & LeVeque 1979); return it.
 
         Raises:
@@ -47,9 +47,10 @@ class AdditiveMetric:
             raise ValueError(f"num_samples must be >= 0, got {num_samples}")
         if num_samples:
             self.num_samples += num_samples
-            delta = float(value) - self.mean
+            number = float(value.detach() if isinstance(value, Tensor) else value)
+            delta = number - self.mean
             self.mean += delta * num_samples / self.num_samples
-            self._m2 += delta * (float(value) - self.mean) * num_samples
+            self._m2 += delta * (number - self.mean) * num_samples
         return value
 
     @property
@@ -117,7 +118,9 @@ class LoaderMeans:
             if not isinstance(value, Tensor):
                 self._add_number(key, _number(key, value), batch_size if weight is None else weight, batch_step)
                 continue
-            tensors[key] = value = value.detach() if value.ndim == 0 else _scalar(key, value)
+            if value.requires_grad:
+                value = value.detach()
+            tensors[key] = value = value if value.ndim == 0 else _scalar(key, value)
             if first is None:
                 first = value
             elif value.device != first.device or (
@@ -132,11 +135,12 @@ class LoaderMeans:
         if known is None:
             _check_real(tensors)  # not in each step: a sum of real numbers refuses a complex one anyway
             known = torch.zeros(len(keys), dtype=widest_float(values.device), device=values.device), 0
-        if weight is None:
-            self._sums[keys] = known[0].add_(values, alpha=batch_size), known[1] + batch_size
+        if weight is None or not isinstance(weight, Tensor):
+            number = batch_size if weight is None else float(weight)
+            self._sums[keys] = known[0].add_(values, alpha=number), known[1] + number
         else:
-            number = (weight.detach() if isinstance(weight, Tensor) else torch.as_tensor(weight)).to(known[0])
-            self._sums[keys] = known[0].addcmul_(values, number), known[1] + number
+            own = (weight.detach() if weight.requires_grad else weight).to(known[0])
+            self._sums[keys] = known[0].addcmul_(values, own), known[1] + own
         if self.first_non_finite is not None:
             self.first_non_finite.add(keys, values.reshape(-1), batch_step)
 
@@ -205,7 +209,7 @@ def _plain(value: Any) -> Any:
 def _scalar(key: str, value: Tensor) -> Tensor:
     if value.numel() != 1:
         raise ValueError(f"batch_metrics[{key!r}] must be a scalar, got shape {tuple(value.shape)}; take its mean()")
-    return value.detach().reshape(())
+    return value.reshape(())
 
 
 def _check_real(tensors: dict[str, Tensor]) -> None:

@@ -38,6 +38,8 @@ class Metric(ABC):
 
     def __init__(self, names: Iterable[str], *, prefix: str | None = None, suffix: str | None = None) -> None:
         check_strings(self, or_none=True, prefix=prefix, suffix=suffix)
+        if isinstance(names, str):
+            raise TypeError(f"{type(self).__name__}: names must be a list of str, got {names!r}")
         self.prefix, self.suffix = prefix or "", suffix or ""
         self.names = tuple(self._named(dict.fromkeys(names)))
         self.reset()
@@ -103,7 +105,7 @@ class Metric(ABC):
         """Add the batches of other metrics of the same class and arguments, for example of other processes.
 
         Raises:
-            ValueError: a metric is of another class, or has other names.
+            ValueError: a metric is of another class, or has other names or another number of classes.
         """
         for each in others:
             if type(each) is not type(self) or each.names != self.names:
@@ -114,6 +116,10 @@ class Metric(ABC):
         parts = [part for part in (each.share() for each in (self, *others)) if part is not None]
         parts = [part.placed(index, len(parts)) for index, part in enumerate(parts)]
         if parts:
+            for name, of_first in parts[0].sums.items():
+                for part in parts[1:]:
+                    if part.sums[name].shape != of_first.shape:
+                        raise unlike(self, of_first.shape, part.sums[name].shape)
             sums = {name: reduce(torch.add, [each.sums[name] for each in parts]) for name in parts[0].sums}
             self.take(PartialSums(sums, [other for each in parts for other in each.others]))
 
@@ -179,10 +185,13 @@ class SumsMetric(Metric):
             self._sums = {**sums}
             return
         for name, each in sums.items():
-            # A checkpoint of another version may lack a sum.
-            self._sums[name] = (
-                self._sums[name] + each if name in self._sums else each
-            )  # not in place: the first tensor belongs to a batch
+            if name not in self._sums:  # a checkpoint of another version may lack a sum
+                self._sums[name] = each
+                continue
+            known = self._sums[name]
+            if type(each) is type(known) is Tensor and each.shape != known.shape:
+                raise unlike(self, known.shape, each.shape)
+            self._sums[name] = known + each  # not in place: the first tensor belongs to a batch
 
     @property
     def is_empty(self) -> bool:
@@ -237,6 +246,8 @@ class SamplesMetric(Metric):
         # A copy: a view would keep its base in memory, for example hidden[:, 0] the hidden states of the whole loader;
         # and the next step overwrites the outputs of a CUDA graph.
         columns = self.columns(*inputs, **named)
+        if isinstance(columns, Tensor):
+            raise TypeError(f"{type(self).__name__}.columns must return a list of tensors, got a tensor")
         self._batches.append([each.detach().clone(memory_format=torch.contiguous_format) for each in columns])
 
     def update_key_value(self, *inputs: Any, **named: Any) -> Sums:
@@ -261,10 +272,29 @@ class SamplesMetric(Metric):
 
     def all_columns(self) -> list[Tensor]:
         """Return the columns over all batches."""
-        return [torch.cat(column) for column in zip(*self._batches, strict=True)]
+        try:
+            return [torch.cat(column) for column in zip(*self._batches, strict=True)]
+        except RuntimeError:
+            shapes = [[tuple(each.shape[1:]) for each in batch] for batch in self._batches]
+            other = next((each for each in shapes if each != shapes[0]), None)
+            if other is None:
+                raise
+            raise unlike(self, shapes[0], other) from None
 
     def _values(self) -> Sums:
         return self.values(*self.all_columns())
+
+
+def unlike(metric: Metric, first: Any, other: Any) -> ValueError:
+    """Return the error for batches that differ in more than their number of samples."""
+    return ValueError(
+        f"{type(metric).__name__}: batches must have the same number of classes or outputs, got sums or samples of "
+        f"shapes {_plain(first)} and {_plain(other)}"
+    )
+
+
+def _plain(shape: Any) -> Any:
+    return tuple(shape) if isinstance(shape, torch.Size) else shape
 
 
 def named(values: Mapping[str, Any], *, prefix: str, suffix: str) -> Sums:
@@ -296,7 +326,7 @@ def ratio(numerator: Tensor, denominator: Tensor, *, zero_division: float) -> Te
 
 
 def checked_topk(owner: object, topk: int | Iterable[int] | None) -> tuple[int, ...]:
-    """Return the distinct values of k; None is 1. Errors name the class of `owner`.
+    """Return the distinct values of k; None is 1. Errors name `owner`, or its class.
 
     Raises:
         TypeError, ValueError: `topk` is empty or a k is not an integer >= 1.
@@ -306,5 +336,6 @@ def checked_topk(owner: object, topk: int | Iterable[int] | None) -> tuple[int, 
     """
     ks = (1,) if topk is None else tuple(topk) if isinstance(topk, Iterable) else (topk,)
     if not ks or any(not isinstance(k, int) or isinstance(k, bool) or k < 1 for k in ks):
-        raise ValueError(f"{type(owner).__name__}: topk must be integers >= 1, such as (1, 3), got {topk!r}")
+        name = owner if isinstance(owner, str) else type(owner).__name__
+        raise ValueError(f"{name}: topk must be integers >= 1, such as (1, 3), got {topk!r}")
     return tuple(dict.fromkeys(ks))

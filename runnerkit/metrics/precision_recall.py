@@ -62,13 +62,13 @@ def precision_recall_fbeta_support(
 class _PrecisionRecallMetric(SumsMetric):
     def __init__(
         self,
-        num_classes: int | None,
-        zero_division: float,
+        num_classes: int | None = None,
+        zero_division: float = 0,
         *,
-        threshold: float | None,
-        compute_per_class_metrics: bool,
-        prefix: str | None,
-        suffix: str | None,
+        threshold: float | None = None,
+        compute_per_class_metrics: bool = False,
+        prefix: str | None = None,
+        suffix: str | None = None,
     ) -> None:
         check_integers(self, or_none=True, num_classes=num_classes)
         check_numbers(self, zero_division=zero_division)
@@ -132,21 +132,6 @@ class PrecisionRecallF1SupportMetric(_PrecisionRecallMetric):
     >>> metric.compute_key_value()["recall/_macro"]
     0.75
     """
-
-    def __init__(
-        self,
-        num_classes: int | None = None,
-        zero_division: float = 0,
-        *,
-        threshold: float | None = None,
-        compute_per_class_metrics: bool = False,
-        prefix: str | None = None,
-        suffix: str | None = None,
-    ) -> None:
-        super().__init__(
-            num_classes, zero_division, threshold=threshold,
-            compute_per_class_metrics=compute_per_class_metrics, prefix=prefix, suffix=suffix,
-        )  # fmt: skip
 
     def count(self, outputs: Tensor, targets: Tensor) -> Sums:
         return _counts(outputs, targets, self.num_classes, self.threshold)

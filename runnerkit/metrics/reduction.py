@@ -83,9 +83,9 @@ class Processes(Protocol):
 def reduce_sums(parts: SumsByOwner, *, processes: Processes, loader_key: str) -> SumsByOwner:
     """Reduce the sums of each owner over all processes; every rank must call, even without a batch.
 
-    This takes one reduction, in float64 if the device supports it; integers stay exact and every sum keeps its dtype.
-    If any process has `others`, one gather for all of them follows. If a process lacks sums that another has, the
-    processes first exchange their layouts, which takes one more gather and one more reduction.
+    This takes one reduction, or two above 16,384 numbers, in float64 if the device supports it; integers stay exact and
+    every sum keeps its dtype. If any process has `others`, one gather for all of them follows. If a process lacks sums
+    that another has, the processes first exchange their layouts, which takes one more gather and one more reduction.
 
     Args:
         parts: by owner, whose name appears in error messages.

@@ -8,7 +8,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from runnerkit.metrics.metric import Metric, Sums, ratio, widest
+from runnerkit.metrics.metric import Metric, Sums, ratio, unlike, widest
 from runnerkit.metrics.reduction import PartialSums
 from runnerkit.types import StateDict
 
@@ -62,13 +62,18 @@ class R2Metric(Metric):
         self._sums: Sums = {}
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        sums = _sums_of(outputs, targets, shift=self._sums.get("shift"))
-        if sums is not None:
-            self._sums = _merged(self._sums, sums) if self._sums else sums
+        self._add(_sums_of(outputs, targets, shift=self._sums.get("shift")))
 
     def update_key_value(self, outputs: Tensor, targets: Tensor) -> Sums:
-        self.update(outputs, targets)
-        return self._named({"r2squared": r2(outputs, targets)}) if len(targets) else {}
+        sums = _sums_of(outputs, targets, shift=None)
+        self._add(sums)
+        return self._named({"r2squared": _r2_of(sums)}) if sums is not None else {}
+
+    def _add(self, sums: Sums | None) -> None:
+        if sums is not None:
+            if self._sums and sums["errors"].shape != self._sums["errors"].shape:
+                raise unlike(self, self._sums["errors"].shape, sums["errors"].shape)
+            self._sums = _merged(self._sums, sums) if self._sums else sums
 
     @property
     def is_empty(self) -> bool:
@@ -87,8 +92,7 @@ class R2Metric(Metric):
     def load_state_dicts(self, states: Sequence[StateDict], *, device: torch.device) -> None:
         for state in states:
             if state:
-                sums = {name: each.to(device) for name, each in state.items()}
-                self._sums = _merged(self._sums, sums) if self._sums else sums
+                self._add({name: each.to(device) for name, each in state.items()})
 
     def _values(self) -> Sums:
         return {"r2squared": _r2_of(self._sums)}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from runnerkit.metrics.class_indices import check_none_negative, num_negative
 from runnerkit.metrics.metric import Sums, SumsMetric, checked_topk, ratio
 from runnerkit.types import widest_float
 
@@ -31,9 +33,10 @@ def hitrate(scores: Tensor, targets: Tensor, topk: Sequence[int]) -> list[Tensor
         targets: (N, M) relevances, 0 and 1.
         topk: one or several k; a k above M acts as M.
     Returns:
-        One () tensor in [0, 1] for each k, float64 if the device supports it; no host sync.
+        One () tensor in [0, 1] for each k, NaN without rows or if a score is NaN, float64 if the device supports it; no
+        host sync.
     Raises:
-        ValueError: a shape is wrong, or a k is not an integer >= 1.
+        ValueError: a shape is wrong, or a k is not an integer >= 1. On the CPU, also if a relevance is negative or NaN.
 
     >>> hitrate(torch.tensor([[0.1, 0.9, 0.5]]), torch.tensor([[1, 1, 0]]), [1, 3])
     [tensor(0.5000, dtype=torch.float64), tensor(1., dtype=torch.float64)]
@@ -82,7 +85,9 @@ def average_precision(scores: Tensor, targets: Tensor, k: int) -> Tensor:
     >>> average_precision(torch.tensor([[0.9, 0.5, 0.1]]), torch.tensor([[1, 0, 1]]), 3)
     tensor([0.8333], dtype=torch.float64)
     """
-    return average_precision_of_rows(ranked(scores, targets), k=k)
+    [k] = checked_topk("average_precision", k)
+    num_negative(targets)
+    return _where_known(scores, average_precision_of_rows(ranked(scores, targets), k=k))
 
 
 def _of_batch(metric: RankingMetric, scores: Tensor, targets: Tensor) -> list[Tensor]:
@@ -99,15 +104,25 @@ class RankingMetric(SumsMetric):
         self, topk: int | Iterable[int] | None = None, *, prefix: str | None = None, suffix: str | None = None
     ) -> None:
         self.topk = checked_topk(self, topk)
-        super().__init__([f"{self.name}{k:02d}" for k in self.topk], prefix=prefix, suffix=suffix)
+        self._ks = {f"{self.name}{k:02d}": k for k in self.topk}
+        super().__init__(self._ks, prefix=prefix, suffix=suffix)
 
     def count(self, scores: Tensor, targets: Tensor) -> Sums:
         relevance = ranked(scores.detach(), targets.detach())
-        values = {f"{self.name}{k:02d}": self.rows(relevance, k=k).sum() for k in self.topk}
-        return {**values, "num": relevance.new_full((), len(relevance), dtype=torch.int64)}
+        sums: Sums = {name: _where_known(scores, self.rows(relevance, k=k)).sum() for name, k in self._ks.items()}
+        num = relevance.new_full((), len(relevance), dtype=torch.int64)
+        return {**sums, "num": num, "negative": num_negative(targets)}
+
+    def check_total(self, sums: Sums) -> None:
+        check_none_negative(sums.get("negative", 0))
 
     def values(self, sums: Sums) -> Sums:
-        return {name: ratio(each, sums["num"], zero_division=0) for name, each in sums.items() if name != "num"}
+        return {name: ratio(sums[name], sums["num"], zero_division=math.nan) for name in self._ks}
+
+
+def _where_known(scores: Tensor, values: Tensor) -> Tensor:
+    """Return the values of rows, (N,), with NaN for those with a score that is NaN, which cannot be ranked."""
+    return torch.where(scores.isnan().any(dim=1), torch.nan, values)
 
 
 def ranked(scores: Tensor, targets: Tensor) -> Tensor:
@@ -124,7 +139,7 @@ def ranked(scores: Tensor, targets: Tensor) -> Tensor:
     >>> ranked(torch.tensor([[0.1, 0.9, 0.5]]), torch.tensor([[1, 0, 1]]))
     tensor([[0., 1., 1.]], dtype=torch.float64)
     """
-    if scores.ndim != 2 or scores.shape != targets.shape:
+    if scores.ndim != 2 or scores.shape != targets.shape or not scores.shape[1]:
         raise ValueError(
             f"expected scores (N, M) and relevances (N, M) of M items, got {tuple(scores.shape)} and "
             f"{tuple(targets.shape)}"

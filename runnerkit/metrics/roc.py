@@ -46,7 +46,7 @@ def roc_curve(scores: Tensor, targets: Tensor, *, max_points: int | None = None)
         threshold, true_positive_rate (which is recall), false_positive_rate and precision, (P,) float64 each; P is 0 if
         there are no positive or no negative samples, or a score is NaN.
     Raises:
-        ValueError: the shapes are not (N,), or `max_points` is below 2.
+        ValueError: the shapes are not (N,), a target is outside [0, 1], or `max_points` is below 2.
 
     >>> curve = roc_curve(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1]))
     >>> curve["true_positive_rate"].tolist(), curve["false_positive_rate"].tolist()
@@ -56,6 +56,7 @@ def roc_curve(scores: Tensor, targets: Tensor, *, max_points: int | None = None)
         raise ValueError(f"expected scores and targets (N,), got {tuple(scores.shape)} and {tuple(targets.shape)}")
     if max_points is not None and max_points < 2:
         raise ValueError(f"max_points must be >= 2 or None, got {max_points}")
+    check_none_outside(num_outside(targets, of="targets"), of="targets")
     is_positive = targets > 0.5
     thresholds, place, count = scores.unique(return_inverse=True, return_counts=True)
     positive = torch.zeros_like(count).index_add_(0, place, is_positive.long())

@@ -80,6 +80,8 @@ class _OverlapMetric(SumsMetric, ABC):
         check_integers(self, least=None, class_dim=class_dim)
         check_names(self, or_none=True, class_names=class_names)
         check_numbers(self, or_none=True, threshold=threshold)
+        if class_names is not None and len({*class_names}) < len(class_names):
+            raise ValueError(f"{type(self).__name__}: class_names must differ, got {class_names}")
         if weights is not None and (isinstance(weights, str) or not isinstance(weights, Sized)):
             raise TypeError(f"{type(self).__name__}: weights must be a list of numbers or None, got {weights!r}")
         self.class_dim, self.weights, self.class_names, self.threshold = class_dim, weights, class_names, threshold

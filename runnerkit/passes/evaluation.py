@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 _LOADER_EVENTS = ("on_loader_start", "on_batch_start", "on_batch_end", "on_loader_end")
 
 
+@dataclass(eq=False)
 class EvaluationHooks(ProcessState):
     """Hooks that replace those of a runner, so that nothing is trained or written.
 
@@ -58,27 +60,17 @@ class EvaluationHooks(ProcessState):
 
     stages = ("evaluate",)
 
-    def __init__(
-        self,
-        runner: IRunner,
-        loader: Iterable[Any],
-        *,
-        model: Model | None,
-        criterion: Criterion | None,
-        engine: IEngine | None,
-        callbacks: dict[str, ICallback] | None,
-        progress_callbacks: dict[str, ICallback],
-        trained_with: Mapping[str, ICallback],
-    ) -> None:
-        check_one_loader(loader, reader="evaluate_loader")
-        self.runner = runner
-        self.loader = loader
-        self.model = model
-        self.criterion = criterion
-        self.engine = engine
-        self.callbacks = callbacks
-        self.progress_callbacks = progress_callbacks
-        self.trained_with = trained_with
+    runner: IRunner
+    loader: Iterable[Any]
+    model: Model | None
+    criterion: Criterion | None
+    engine: IEngine | None
+    callbacks: dict[str, ICallback] | None
+    progress_callbacks: dict[str, ICallback]
+    trained_with: Mapping[str, ICallback]
+
+    def __post_init__(self) -> None:
+        check_one_loader(self.loader, reader="evaluate_loader")
         self._of_run: dict[str, ICallback] | None = None  # callbacks of the run under way, if there is one
         self._is_called_by_runner = False
 
@@ -176,9 +168,10 @@ class EvaluationHooks(ProcessState):
 
     def get_callbacks(self, stage: str) -> dict[str, ICallback]:
         training = (IBackwardCallback, IOptimizerCallback, ISchedulerCallback, ICheckpointCallback)
+        known = self._of_run if self._of_run is not None else call_hook(self.runner.get_callbacks, stage=stage)
         of_runner = {
             key: each
-            for key, each in self._callbacks_of_runner(stage).items()
+            for key, each in known.items()
             if not isinstance(innermost(each), training)
             and not each.requires
             and not innermost(each).shapes_training  # they would evaluate a part of the loader
@@ -187,9 +180,6 @@ class EvaluationHooks(ProcessState):
             return of_runner | self.progress_callbacks
         criteria = {key: each for key, each in of_runner.items() if isinstance(innermost(each), ICriterionCallback)}
         return criteria | self.callbacks | self.progress_callbacks
-
-    def _callbacks_of_runner(self, stage: str) -> dict[str, ICallback]:
-        return self._of_run if self._of_run is not None else call_hook(self.runner.get_callbacks, stage=stage)
 
 
 def _callers(listeners: Iterable[IListener]) -> list[IListener]:

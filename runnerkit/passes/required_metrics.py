@@ -32,8 +32,7 @@ def check_required_metrics(runner: IRunner) -> None:
     provided = {metric for callback in runner.callbacks.values() for metric in callback.provides}
     requires = [(type(each).__name__, pair) for each in runner.callbacks.values() for pair in each.requires]
     by_callbacks = {pair for _, pair in requires}
-    if (monitor := runner.current_run.monitor) is not None:
-        monitor = monitor.among(runner.loaders)
+    if (monitor := runner.current_run.stage.monitor) is not None:
         reader = f"monitor={monitor.name!r}"
         check_loader_key(monitor.loader, runner.loaders, reader=reader)
         requires += [(reader, monitor.pair)] if monitor.pair not in by_callbacks else []

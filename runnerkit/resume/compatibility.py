@@ -175,11 +175,15 @@ def check_optimizer_state(saved: StateDict, optimizer: Any, source: str, *, was:
         )
 
 
-def settings_of(runner: IRunner) -> dict[str, Any]:
+def resume_settings(runner: IRunner) -> dict[str, Any]:
     """Collect by name the settings of a run that may change between two starts, as plain values."""
     settings: dict[str, Any] = dict(flat(plain(redacted(runner.hparams)), "hparams"))
     settings["seed"] = runner.seed
     settings["valid_every_steps"] = runner.valid_every_steps
+    settings["epoch_steps"] = runner.epoch_steps
+    settings["accumulation_steps"] = runner.accumulation_steps
+    settings["gradient_clip"] = runner.gradient_clip
+    settings["loss_reduction"] = runner.loss_reduction
     settings["precision"] = type(runner.engine.precision).__name__
     if runner.engine.device.type == "cpu":
         # It affects the rounding of sums. The name has the number of processes, a change of which warns elsewhere.
@@ -216,6 +220,8 @@ def _arguments(scheduler: Any) -> dict[str, Any]:
     if not isinstance(scheduler, LRScheduler | WarmupLR):
         return {}  # a custom scheduler may change such an attribute at each step
     names = inspect.signature(type(scheduler)).parameters.keys() - {"optimizer", "last_epoch", "after", "schedulers"}
+    if isinstance(scheduler, OneCycleLR):
+        names |= {"total_steps"}  # which check_one_cycle reads; a subclass may have other arguments
     return {key.lstrip("_"): value for key, value in vars(scheduler).items() if key.lstrip("_") in names}
 
 

@@ -109,7 +109,7 @@ class Snapshot:
         content: Content = {
             "format_version": compatibility.FORMAT_VERSION,
             "runnerkit_version": __version__,
-            "settings": compatibility.settings_of(runner),
+            "settings": compatibility.resume_settings(runner),
             "stage_key": runner.stage_key,
             "counters": runner.current_run.position.state_dict(runner) | {"need_early_stop": stops},
             "stopped_by": _stoppers(runner.callbacks),
@@ -197,7 +197,7 @@ class Snapshot:
         state, source, engine = self.state, self.source, runner.engine
         compatibility.check_loader(state["within"], runner.loaders, source)
         compatibility.check_orders(state, runner.loaders, source)
-        passed = compatibility.settings_of(runner)
+        passed = compatibility.resume_settings(runner)
         if "shards" in state:
             # Every rank must enter: rank zero broadcasts the place, and each reads what it needs.
             state = engine.load_shards(state, bring(*engine.broadcast_object((source, shown(source)))))
@@ -215,7 +215,7 @@ class Snapshot:
         self._restore_callbacks(runner, state["callbacks"], state.get("callback_identities", {}))
         self._restore_runner(runner, state.get("runner_states", [{}]))
         if "settings" in state and engine.is_main_process:
-            now, takes_passed = compatibility.settings_of(runner), runner.resume_options == "arguments"
+            now, takes_passed = compatibility.resume_settings(runner), runner.resume_options == "arguments"
             compatibility.warn_of_changes(state["settings"], passed, now, source, takes_passed=takes_passed)
         runner.current_run.position.load_state_dict(runner, state["counters"])
         if runner.current_run.stage.budget.is_epoch_left(runner):

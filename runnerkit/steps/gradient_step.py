@@ -35,14 +35,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
-from runnerkit.callback import innermost, optimizer_callbacks
+from runnerkit.callback import ICallback, innermost, optimizer_callbacks
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.sampling.sharding import distributed_sampler_of, share_of
 from runnerkit.steps.sum_of_shares import divisor_of, on_device, total_share
+from runnerkit.support.function_members import FunctionMembers
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
-    from runnerkit.callback import ICallback, IRunner
+    from runnerkit.callback import IRunner
     from runnerkit.steps.idle_step import IdleStep
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,8 @@ class GradientStep(ProcessState):
         matter: whether weights can change a gradient.
         accumulate: whether a step may have several batches.
         has_steppers: whether an OptimizerCallback steps, and not ``handle_batch``.
-        dividers: the OptimizerCallbacks that divide the gradients of their steps, each with its wrapper, or itself.
+        dividers: the OptimizerCallbacks that divide the gradients of their steps, each with what says whether it acts
+            in the current loader; None if it always does.
         shared_at: `batch_step` of the last batch whose share they were given.
         divided: ids of the parameters whose gradients one of them divided in the batch `divided_at`.
         factor: of this process in the current batch; None is 1.
@@ -104,7 +106,7 @@ class GradientStep(ProcessState):
     matter: bool = True
     accumulate: bool = False
     has_steppers: bool = False
-    dividers: Sequence[tuple[ICallback, Any]] = ()
+    dividers: Sequence[tuple[Callable[[IRunner], bool] | None, Any]] = ()
     shared_at: int = -1
     divided: set[int] = field(default_factory=set)
     divided_at: int = -1
@@ -139,7 +141,7 @@ class GradientStep(ProcessState):
         step.factor = _base_factor(runner.loss_reduction, ranks.num_processes)
         steppers = optimizer_callbacks(runner.callbacks)
         step.has_steppers = bool(steppers)
-        inner = [(each, innermost(each)) for each in runner.callbacks.values()]
+        inner = [(_asks(each), innermost(each)) for each in runner.callbacks.values()]
         step.dividers = [pair for pair in inner if pair[1] in steppers and hasattr(pair[1], "add_share")]
         step.accumulate = any(each.accumulation_steps > 1 for each in steppers)
         step.matter = ranks.num_processes > 1 or step.accumulate
@@ -192,7 +194,7 @@ class GradientStep(ProcessState):
         if not (is_usual and self.lacked_weight and self.sizes is None):
             share = self.weigh(runner)
             factor = None if self.is_asked else self.factor  # the share of this process says it
-            acting = [each for outer, each in self.dividers if outer.acts_in_loader(runner)]
+            acting = [each for acts, each in self.dividers if acts is None or acts(runner)]
             if _is_divided(runner, optimizer, by=acting):
                 if self.shared_at != runner.batch_step:
                     self.shared_at = runner.batch_step
@@ -310,9 +312,15 @@ class GradientStep(ProcessState):
         runner.engine.weigh_loss = self.outer_weigh_loss
 
 
+def _asks(callback: ICallback) -> Callable[[IRunner], bool] | None:
+    """Return the method that says whether a callback acts in a loader; None if it is that of all callbacks."""
+    acts = callback.acts_in_loader
+    return None if FunctionMembers(acts).function is ICallback.acts_in_loader else acts
+
+
 def _is_divided(runner: IRunner, optimizer: Any, *, by: Sequence[Any]) -> bool:
     """Return whether one of these OptimizerCallbacks divides the gradients of a loss."""
-    if optimizer is None:
+    if optimizer is None or optimizer is runner.optimizer:  # any of several, or the only one
         return bool(by)
     optimizers = as_dict(runner.optimizer)
     return any(optimizers.get(each.optimizer_key or "") is optimizer for each in by)

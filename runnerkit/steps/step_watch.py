@@ -72,8 +72,7 @@ class StepWatch:
         stage = runner.current_run.stage
         if stage.step_watch is None or self.has_stepped:
             self.leave(runner)
-            others = (each for each in stage.listeners["on_step_end"] if each != self._close_after_step)
-            stage.listeners["on_step_end"] = tuple(others)
+            stage.listeners.remove("on_step_end", self._close_after_step)
 
     def end_pass(self, runner: IRunner) -> None:
         """Warn, once per stage, if a complete training loader ended without a step."""

@@ -82,7 +82,9 @@ class SumOfShares:
 
 def total_share(ranks: Processes, share: float | Tensor) -> Any:
     """Start to sum the shares of all ranks; return a function that waits for their mean, a number or a () tensor."""
-    total = ranks.start_sum(on_device(share, ranks.device))
+    if not isinstance(share, Tensor) or share.device != ranks.device:  # else it is of the widest type there
+        share = on_device(share, ranks.device)
+    total = ranks.start_sum(share)
     if ranks.device.type == "cpu":
         return lambda: total().item() / ranks.num_processes
     return lambda: total() / ranks.num_processes

@@ -163,6 +163,7 @@ RENAMED: dict[str, dict[str, str]] = {
     "CMCMetric": {"embeddings_key": _KEY, "is_query_key": _KEY, "labels_key": _KEY, **_TOPK, **_CALL},
     "CMCScoreCallback": _TOPK,
     "CSVLogger": _LOGDIR,
+    "Callback": {"scope": "leave it out: a callback acts in the stages whose get_callbacks returns it"},
     "CheckpointCallback": {
         "load_on_stage_end": "load_best_on_end",
         "load_on_stage_start": "load_best_on_end, and return self.model in get_model",
@@ -230,6 +231,7 @@ RENAMED: dict[str, dict[str, str]] = {
         "dtype": "weights are quantized to 8 bits",
         "qconfig_spec": "all linear and convolution layers are quantized",
     },
+    "SoftUpdateCallback": {"source_model_key": "source_model", "target_model_key": "target_model"},
     "TensorboardLogger": _LOGDIR,
     "TracingCallback": _METHOD,
     "TrevskyMetric": {**_EPS, **_CALL},

@@ -15,6 +15,7 @@ from typing_extensions import deprecated as with_warning
 T = TypeVar("T", bound=Callable[..., object])  # a function or a class
 Method = TypeVar("Method", bound=Callable[..., Any])
 SINCE, REMOVED_IN = "0.2.0", "1.0.0"  # of the old names of arguments
+NOTHING = "nothing, as it does nothing without a metric"
 
 
 def deprecated(*, instead: str, since: str, removed_in: str) -> Callable[[T], T]:
@@ -71,8 +72,8 @@ class OldNames(Protocol):
         """The old names."""
         ...
 
-    def replace(self, owner: str, given: dict[str, Any]) -> tuple[str, str]:
-        """Replace them in the arguments of a call; return what was written and what to write, empty without them.
+    def replace(self, owner: str, given: dict[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Replace them in the arguments of a call; return those that were given, and what to write instead of them.
 
         Raises:
             ValueError: an argument is given under both names.
@@ -96,80 +97,59 @@ class Renamed:
     def names(self) -> tuple[str, ...]:
         return (self.old,)
 
-    def replace(self, owner: str, given: dict[str, Any]) -> tuple[str, str]:
-        value = given.get(self.old)
-        new = value
+    def replace(self, owner: str, given: dict[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        value = new = given.get(self.old)
         if self.values is not None:
             new = self.values.get(value) if isinstance(value, str) else None
-        if self.old not in given or (self.values is not None and new is None):
-            return "", ""
+        elif value is None:
+            given.pop(self.old, None)  # as if it were absent
+        if new is None:
+            return {}, {}
         refuse_both(owner, [self.old], given, [self.new])
         del given[self.old]
         given[self.new] = new
-        return written({self.old: value}), written({self.new: given[self.new]})
+        return {self.old: value}, {self.new: new}
 
 
 def accepts_old_names(*renamed: OldNames, by_position: Sequence[str] = ()) -> Callable[[Method], Method]:
-    """Decorate a method so that it accepts arguments under old names, with one FutureWarning that says what to write.
+    """Decorate a method so that it accepts arguments as they were written before, with a warning of what to write.
 
     Args:
-        renamed: applied in this order.
-        by_position: the names that arguments by position had, if not all of them are accepted by position today.
-    """
-
-    def decorate(method: Method) -> Method:
-        kinds = [each.kind for each in signature(method).parameters.values()]
-        num_by_position = sum(kind is Parameter.POSITIONAL_OR_KEYWORD for kind in kinds) - 1  # without self
-
-        @wraps(method)
-        def renaming(self: Any, *args: Any, **given: Any) -> Any:
-            owner = type(self).__name__ if method.__name__ == "__init__" else method.__name__
-            if num_by_position < len(args) <= len(by_position):
-                named = dict(zip(by_position, args, strict=False))
-                if repeated := sorted(named.keys() & given.keys()):
-                    raise TypeError(f"{owner}: got multiple values for the argument {repeated[0]!r}")
-                args, given = (), named | given
-            pairs = [pair for each in renamed if any(pair := each.replace(owner, given))]
-            if pairs:
-                old, new = (", ".join(part) for part in zip(*pairs, strict=True))
-                warn_of_argument(f"{owner}({old})", instead=new)
-            return method(self, *args, **given)
-
-        renaming.old_names = tuple(name for each in renamed for name in each.names)  # type: ignore[attr-defined]
-        return cast(Method, renaming)
-
-    return decorate
-
-
-def formerly_by_position(*names: str) -> Callable[[Method], Method]:
-    """Let a method take arguments by position that are keyword-only now, with a warning that says what to write.
-
-    Args:
-        names: of these arguments in their former order, after those that still have a position.
+        renamed: those that have other names today; applied in this order.
+        by_position: names, old or today's, that arguments by position had, after those that still have a position.
 
     >>> class Difference:
-    ...     @formerly_by_position("b", "a")
+    ...     @accepts_old_names(by_position=("b", "a"))
     ...     def __init__(self, *, a, b):
     ...         self.value = a - b
     >>> Difference(a=3, b=2).value
     1
     """
+    old = tuple(name for each in renamed for name in each.names)
 
     def decorate(method: Method) -> Method:
         kinds = [each.kind for each in signature(method).parameters.values()]
-        num_by_position = kinds.count(Parameter.POSITIONAL_OR_KEYWORD)  # with self
+        num_by_position = kinds.count(Parameter.POSITIONAL_OR_KEYWORD) - 1  # without self
 
         @wraps(method)
-        def checked(*args: Any, **named: Any) -> Any:
-            former = dict(zip(names, args[num_by_position:], strict=False))
-            # Any other wrong call raises as it does without this decorator.
-            if former and len(args) <= num_by_position + len(names) and not former.keys() & named.keys():
-                owner = type(args[0]).__name__ if method.__name__ == "__init__" else method.__name__
-                warn_of_argument(f"{owner}: the position of {' and '.join(former)}", instead=written(former))
-                args, named = args[:num_by_position], {**former, **named}
-            return method(*args, **named)
+        def renaming(self: Any, *args: Any, **given: Any) -> Any:
+            owner = type(self).__name__ if method.__name__ == "__init__" else method.__name__
+            former: dict[str, Any] = {}
+            if len(args) <= num_by_position + len(by_position):  # else the call raises as without this decorator
+                former = dict(zip(by_position, args[num_by_position:], strict=False))
+            if former:
+                if repeated := sorted(former.keys() & given.keys()):
+                    raise TypeError(f"{owner}: got multiple values for the argument {repeated[0]!r}: pass it by name")
+                args, given = args[:num_by_position], former | given
+            before, today = replace_old_names(renamed, owner, given)
+            if before:
+                warn_of_argument(f"{owner}({written(before)})", instead=written(today) or NOTHING)
+            elif moved := {name: value for name, value in former.items() if name not in old}:
+                warn_of_argument(f"{owner}: the position of {' and '.join(moved)}", instead=written(moved))
+            return method(self, *args, **given)
 
-        return cast(Method, checked)
+        renaming.renamed = renamed  # type: ignore[attr-defined]
+        return cast(Method, renaming)
 
     return decorate
 
@@ -188,7 +168,28 @@ def warn_of_argument(what: str, *, instead: str) -> None:
     warnings.warn(message, FutureWarning, stacklevel=level)
 
 
+def renamed_arguments(target: Any) -> tuple[OldNames, ...]:
+    """Return the arguments that a function, or the constructor of a class, accepts under old names."""
+    method = getattr_static(target, "__init__") if isinstance(target, type) else target
+    return getattr(method, "renamed", ())
+
+
 def old_names(target: Any) -> tuple[str, ...]:
     """Return the old names of arguments that a function, or the constructor of a class, accepts."""
-    method = getattr_static(target, "__init__") if isinstance(target, type) else target
-    return getattr(method, "old_names", ())
+    return tuple(name for each in renamed_arguments(target) for name in each.names)
+
+
+def replace_old_names(
+    renamed: Iterable[OldNames], owner: str, given: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Replace old names in the arguments of a call; return those that were given, and what to write instead of them.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid, or given under both names.
+    """
+    old, new = dict[str, Any](), dict[str, Any]()
+    for each in renamed:
+        its_old, its_new = each.replace(owner, given)
+        old |= its_old
+        new |= its_new
+    return old, new

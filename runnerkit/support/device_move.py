@@ -39,7 +39,7 @@ def move(value: Any, device: torch.device, *, channels_last: bool = False) -> An
         return [move(item, device, channels_last=channels_last) for item in value]
     if isinstance(value, _PLAIN):
         return value
-    return _rebuilt(value, partial(move, device=device, channels_last=channels_last))
+    return rebuilt(value, partial(move, device=device, channels_last=channels_last))
 
 
 def copied(value: Any) -> Any:
@@ -55,14 +55,18 @@ def copied(value: Any) -> Any:
         return value.clone()
     if isinstance(value, np.ndarray) or callable(getattr(type(value), "to", None)):
         return deepcopy(value)
-    return value if isinstance(value, _PLAIN) else _rebuilt(value, copied)
+    return value if isinstance(value, _PLAIN) else rebuilt(value, copied)
 
 
-def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a container of the type of `value` whose items are changed; anything else as it is."""
+def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a container of the type of `value` whose items are changed; anything else as it is.
+
+    >>> rebuilt((1, 2), str), rebuilt("a", str)
+    (('1', '2'), 'a')
+    """
     kind = cast(Any, type(value))
     if isinstance(value, tuple | frozenset):
-        return _same_kind(value, [change(item) for item in value])
+        return same_kind(value, [change(item) for item in value])
     if isinstance(value, list | deque | MutableMapping):
         parts = value.items() if isinstance(value, MutableMapping) else enumerate(value)
         return _with_items(value, {key: change(item) for key, item in parts})
@@ -70,15 +74,26 @@ def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
         return kind(map(change, value))
     if isinstance(value, Mapping):
         return kind({key: change(item) for key, item in value.items()})
-    if is_dataclass(value) and not isinstance(value, type):
-        moved = copy(value)  # unlike the constructor, it computes nothing again
-        for name, held in field_values(value):
-            object.__setattr__(moved, name, change(held))
-        return moved
-    return value
+    if not is_container(value):
+        return value
+    moved = copy(value)  # a dataclass; unlike the constructor, it computes nothing again
+    for name, held in field_values(value):
+        object.__setattr__(moved, name, change(held))
+    return moved
 
 
-def _same_kind(value: Any, items: list[Any]) -> Any:
+def is_container(value: Any) -> bool:
+    """Return whether `value` is a tuple, a list, a set, a mapping, or a dataclass.
+
+    >>> is_container((1, 2)), is_container({}), is_container("ab")
+    (True, True, False)
+    """
+    if isinstance(value, tuple | list | deque | set | frozenset | Mapping):
+        return True
+    return is_dataclass(value) and not isinstance(value, type)
+
+
+def same_kind(value: Any, items: list[Any]) -> Any:
     """Return a tuple or a frozen set of the type of `value` with these items; itself if they are its own."""
     kind: Any = type(value)
     if all(new is old for new, old in zip(items, value, strict=True)):

@@ -17,6 +17,9 @@ _QUOTED = (
     r"""(["']{3}|["'])((?:\\.|(?!\3).)+)(\3|$)"""
 )
 _WHOLE = r"([\w-]+)(:\s+)(.+)"  # a line of YAML, whose value may have several words
+_ARGUMENT = (  # the second of a call that sets a variable of the environment
+    r"""(\w*(?:setdefault|setenv|putenv)\(\s*["']([\w-]+)["']\s*,\s*[bBfFrRuU]{0,2})(["'])((?:\\.|(?!\3).)+)(\3|$)"""
+)
 _OPTION = r"(?<![\w-])(-{1,2}[A-Za-z][\w-]*)([ \t]+)(?!-)(\S+)"  # of a command in a shell script
 # A name whose value is on the next line.
 _OPEN = r"""(?:^["']?([\w-]+)["']?:\s*(?:[|>][-+]?)?|(?<![\w-])([\w-]+)\s*=\s*(?:\(|\\|[bBfFrRuU]{0,2}["']{3}))$"""
@@ -51,7 +54,7 @@ def redacted_lines(lines: Iterable[str]) -> Iterator[str]:
 
 def _redacted(line: str, beginning: str) -> str:
     line = re.sub(_OPTION, _hidden_option, line)
-    text = re.sub(_QUOTED, _hidden_text, line[len(beginning) :])
+    text = re.sub(_ARGUMENT, _hidden_argument, re.sub(_QUOTED, _hidden_text, line[len(beginning) :]))
     if whole := re.fullmatch(_WHOLE, text):
         text = f"{whole[1]}{whole[2]}{_hidden(whole[1], whole[3])}"
     return beginning + str(redacted(text))  # a name at the start of a text is recognized
@@ -61,6 +64,11 @@ def _hidden_text(found: re.Match[str]) -> str:
     name, between, quote, value, end = found.groups()
     is_long_key = name.lower() == "key" and re.fullmatch(_LONG_WORD, value) is not None
     return f"{name}{between}{quote}{HIDDEN if is_long_key else _hidden(name, value)}{end}"
+
+
+def _hidden_argument(found: re.Match[str]) -> str:
+    before, name, quote, value, end = found.groups()
+    return f"{before}{quote}{_hidden(name, value)}{end}"
 
 
 def _hidden_option(found: re.Match[str]) -> str:

@@ -16,23 +16,28 @@ HIDDEN = "***"
 _NAME = (
     r"passw(or)?ds?\d*$|(^|_)passcode$|(^|_)((admin|auth|db|login|root|smtp)_?pass|pwd|passphrases?)$"
     r"|(^|_)(authorization|cookie|credentials?|secrets?|amz_signature)$"
-    r"|(^|_)(access|account|api|app|auth|encryption|license|master|private|secret|signing|ssh|subscription)_?keys?(_id)?$"
+    r"|(^|_)(access|account|api|app|auth|encryption|license|master|private|secret|signing|sse_?customer|ssh|subscription)_?keys?(_id)?$"
     r"|(^|_)(anthropic|aws|azure|clearml|comet|hf|huggingface|mlflow|neptune|openai|slack|wandb)_?keys?$"
     # Not pad_token, max_token or mask_token, which are hyperparameters.
     r"|^token$|(^|_)(access|api|auth|bearer|bot|csrf|discord|git(hub|lab)|hf|hub|huggingface|id|jwt|oauth|personal"
-    r"|refresh|secret|security|session|slack|telegram|user|wandb)_?token$|(^|_)(access|api|auth|bearer|refresh)_?tokens$"
+    r"|refresh|sas|secret|security|session|slack|telegram|user|wandb)_?token$|(^|_)(access|api|auth|bearer|refresh)_?tokens$"
 )
 _TEXT = (
-    r"(?<=://)[^/\s@]*:[^/\s]+(?=@)"  # user and password of a URL
+    # User and password of a URL, of which a Path has one slash. The password may have slashes, but is not a port.
+    r"(?:(?<=://)|(?<=\w:/)(?!/))(?!arn:)[^/\s@:\[]*:(?:[^/\s]+|(?!\d+/)[^\s@]+)(?=@)"
     r"|\b(hf_[A-Za-z0-9]{20,}|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|sk-[\w-]{20,}"
     r"|A[KS]IA[0-9A-Z]{16}|AIza[\w-]{35}|npm_[A-Za-z0-9]{36}|pypi-[\w-]{50,}|xox[abprs]-[\w-]{10,}"
+    r"|(?<=[?& -]signature=)[\w%+/=.~-]{16,}|(?<=[?&]sig=)[\w%+/=.~-]{16,}"  # of a signed URL or request
+    r"|(?<=\bbearer )(?=\S*\d)[\w.~+/-]{16,}=*"
     r"|eyJ[\w-]+\.eyJ[\w-]+\.[\w-]+|(?<=hooks\.slack\.com/services/)[\w/]+)"
 )
-# A name and its value within a text: of JSON, a header, a URL's query, an option. In prose, words stand before a name.
-_PAIR = (
-    r"""(?:^|(?<=["'?&{,;(\[])|(?<=--)|(?<=[,{] ))([\w-]+)(\\*["']?\s*[:=](?!//)\s*"""
-    r"""(?:(?:apikey|basic|bearer|digest|token)\s+)?)(?!\$\{oc\.env:)("[^"]+"|'[^']+'|\\*["']?[^\s"'&,;{}\\]+)"""
+# A name within a text, before its value: of JSON, a header, a URL's query, an option, the environment. In prose, words
+# stand before a name.
+_NAME_IN_TEXT = (
+    r"""(?:^|(?<=["'?&{,;(\[])|(?<=--)|(?<=[,{] )|(?<= )(?=(?-i:[A-Z][A-Z0-9_]*=)))([\w-]+)"""
+    r"""\\*["']?\s*[:=](?!//)\s*(?:(?:apikey|basic|bearer|digest|token)\s+)?"""
 )
+_VALUE_IN_TEXT = r"""(?!\$\{oc\.env:)(?:"[^"]+"|'[^']+'|\\*["']?[^\s"'&,;{}\\]+)"""
 _FROM_ENVIRONMENT = "${oc.env:"
 _DEEPEST = 50  # levels of nested containers
 
@@ -94,14 +99,18 @@ def _redacted_at(name: str, value: Any, depth: int = 0) -> Any:
 
 
 def _redacted_text(text: str) -> str:
-    def hide(pair: re.Match[str]) -> str:
-        name, between, value = pair.groups()
-        if not _is_credential(name):
-            return pair[0]
+    text = re.sub(_TEXT, HIDDEN, text, flags=re.IGNORECASE)
+    parts, place = list[str](), 0
+    for named in re.finditer(_NAME_IN_TEXT, text, flags=re.IGNORECASE):
+        if named.start() < place or not _is_credential(named[1]):
+            continue
+        if (found := re.compile(_VALUE_IN_TEXT).match(text, named.end())) is None:
+            continue
+        value = found[0]
         quote = value[: len(value) - len(value.lstrip("\\'\""))]
-        return f"{name}{between}{quote}{HIDDEN}{value[-1] if value[-1] in quote else ''}"
-
-    return re.sub(_PAIR, hide, re.sub(_TEXT, HIDDEN, text), flags=re.IGNORECASE)
+        parts += [text[place : named.end()], quote, HIDDEN, value[-1] if value[-1] in quote else ""]
+        place = found.end()
+    return "".join([*parts, text[place:]])
 
 
 def _is_credential(name: str) -> bool:

@@ -14,8 +14,9 @@ SECTION = re.compile(r"\n(Args|Attributes|Raises|Returns):\n")
 SEVERAL = re.compile(r"^    (\w+(?:, \w+)+): (.*(?:\n {5,}.*)*)", flags=re.MULTILINE)
 ATTRIBUTES = re.compile(r"^Attributes:\n(?: {4}.*\n?)*", flags=re.MULTILINE)
 ENTRY = re.compile(r"^    (\w+):", flags=re.MULTILINE)
-CLASS = re.compile(r":class:`(\w+)`")
-OTHER = re.compile(r":(?:class|meth|func):`([^`]+)`")
+CLASS = re.compile(r":class:`(?:~([\w.]+)\.)?(\w+)`")
+OTHER = re.compile(r":(?:class|meth|func):`(?:[~.][\w.]*\.)?([^`]+)`")
+FACADES = ("runnerkit.contrib", "runnerkit.metrics")
 
 
 class DocstringsAsMarkdown(griffe.Extension):
@@ -36,14 +37,27 @@ class DocstringsAsMarkdown(griffe.Extension):
             types = {**dict.fromkeys(obj.members), **self._types.get(obj.path, {})}
             text = ATTRIBUTES.sub(lambda section: with_types(section[0], types), text)
             text = text.replace(": >=", ": \\>=")  # avoids a block quote
-            package = ".".join(obj.path.split(".")[:2])
-            facade = package if package in ("runnerkit.contrib", "runnerkit.metrics") else "runnerkit.dl"
-            obj.docstring.value = OTHER.sub(r"`\1`", CLASS.sub(rf"[`\1`][{facade}.\1]", text))
+            obj.docstring.value = with_links(text, ".".join(obj.path.split(".")[:2]))
 
     def on_package(self, *, pkg, **_):
         # griffe drops the wildcard imports of dl.pyi when it merges the stub into dl.py.
         for name, module in imports_of_stub("runnerkit.dl"):
             pkg["dl"].set_member(name, griffe.Alias(name, f"{module}.{name}"))
+
+
+def with_links(text: str, package: str) -> str:
+    """Turn roles into links to the page of a class, and into code if the site lacks the page.
+
+    Args:
+        text: a docstring; ``:class:`~runnerkit.metrics.X``` is in that package.
+        package: that of the docstring, which is also that of ``:class:`X```; all but two are in ``dl``.
+    """
+
+    def linked(role):
+        found = role[1] or package
+        return f"[`{role[2]}`][{found if found in FACADES else 'runnerkit.dl'}.{role[2]}]"
+
+    return OTHER.sub(r"`\1`", CLASS.sub(linked, text))
 
 
 def one_per_row(entry: re.Match[str]) -> str:

@@ -6,6 +6,7 @@ import posixpath
 import re
 from pathlib import Path
 
+GALLERY, LISTS = "examples/index.md", ("examples/first_hour/README.md", "examples/minimal/README.md")
 LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -28,7 +29,5 @@ def on_page_markdown(markdown, *, page, config, files):
 
 
 def page_of(path: Path) -> str:
-    """Return the page that an example has on the site; the gallery takes the place of the list of small ones."""
-    return (
-        "examples/index.md" if path.as_posix() == "examples/minimal/README.md" else path.with_suffix(".md").as_posix()
-    )
+    """Return the page that an example has on the site; the gallery takes the place of the lists of small ones."""
+    return GALLERY if path.as_posix() in LISTS else path.with_suffix(".md").as_posix()

@@ -2,11 +2,15 @@
 
 import copy
 import random
+from collections import UserDict, namedtuple
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import default_collate
 
 from runnerkit import dl
 from tests.tiny import loader, mlp, train, weights
@@ -73,6 +77,40 @@ def test_without_a_limit_the_search_ends(max_size, found):
     find(finder, Limited(10_000), num_samples=48)
 
     assert finder.batch_size == found
+
+
+@dataclass
+class Both:
+    features: torch.Tensor
+    targets: torch.Tensor
+
+
+Pair = namedtuple("Pair", "features targets")
+
+
+class Own(dl.Runner):
+    def handle_batch(self, batch):
+        if isinstance(batch, Mapping):
+            batch = Pair(**batch)
+        logits = self.model(batch.features)
+        self.batch_metrics["loss"] = self.criterion(logits, batch.targets)
+
+
+@pytest.mark.parametrize("kind", [UserDict, Both, Pair])
+def test_batches_of_any_container_are_enlarged(kind):
+    """Of mappings such as tokenizers return, named tuples and dataclasses."""
+    finder, model = dl.BatchSizeFinder(), Limited(37)
+    loaders = {"train": loader(400, 4, collate_fn=lambda samples: made(kind, *default_collate(samples)))}
+    steps = [dl.BackwardCallback("loss"), dl.OptimizerCallback("loss")]
+
+    train(model, runner=Own(), optimizer=adam(model), loaders=loaders, callbacks=[finder, *steps])
+
+    assert finder.batch_size == 37
+
+
+def made(kind, features, targets):
+    values = {"features": features, "targets": targets}
+    return kind(values) if kind is UserDict else kind(**values)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A function transforms batches before or after the model."""
 
 import copy
+from collections import namedtuple
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ def sum_of(a, b):
     return a + b
 
 
+Pair = namedtuple("Pair", "first second")
 SWAPPED = {"input_key": ["a", "b"], "transform": lambda a, b, *, by=1: (b * by, a)}
 
 
@@ -37,6 +39,7 @@ SWAPPED = {"input_key": ["a", "b"], "transform": lambda a, b, *, by=1: (b * by, 
         ({"input_key": 1}, {"a": 1, "b": 2}, {"a": 1, "b": -2}),
         ({"input_key": 1}, {"a": 1, 1: 2, "b": 3}, {"a": 1, 1: -2, "b": 3}),
         ({"input_key": 0}, [1, 2], [-1, 2]),
+        ({"input_key": 1}, Pair(1, 2), Pair(1, -2)),
         ({"input_key": "features"}, (1, 2), (-1, 2)),
         ({"input_key": "targets"}, [1, 2], [1, -2]),
         ({}, 3, -3),

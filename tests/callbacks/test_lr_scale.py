@@ -55,6 +55,50 @@ def test_warmup_goes_with_any_scheduler():
     assert runner.optimizer.param_groups[0]["lr"] == pytest.approx(schedule.get_last_lr()[0], abs=1e-12)
 
 
+class OfThree(dl.LRScaleCallback):
+    """Scales as if the run had three processes."""
+
+    def factor(self, *, world_size, step):
+        return super().factor(world_size=3, step=step)
+
+
+class TwoSteps(dl.Runner):
+    """Make two steps a batch, on its halves."""
+
+    steps_itself = True
+    steps_per_batch = 2
+
+    def handle_batch(self, batch):
+        features, targets = batch
+        for half in range(2):
+            self.learn(self.criterion(self.model(features[half::2]), targets[half::2]))
+
+
+@pytest.mark.parametrize("is_closed_form", [False, True])
+def test_a_schedule_between_the_steps_of_a_batch_sees_the_true_rate(is_closed_form):
+    """Each of two steps a batch has its scheduled rate times the factor, from which the schedule does not continue."""
+    model = mlp()
+    optimizer = sgd(model, lr=1.0)
+    taken = []
+    if is_closed_form:
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    else:
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    class Watch(dl.Callback):
+        def on_batch_start(self, runner):
+            if not taken:  # after the hooks of others
+                optimizer.register_step_pre_hook(lambda *_: taken.append(optimizer.param_groups[0]["lr"]))
+
+    train(
+        model, runner=TwoSteps(), optimizer=optimizer, scheduler=scheduler, scheduler_interval="step",
+        loaders={"train": loader(8, 4)}, callbacks=[OfThree("linear", warmup_steps=2), Watch(1000)],
+    )  # fmt: skip
+
+    assert taken == [1.0, 0.5 * 2, 0.25 * 3, 0.125 * 3]
+    assert optimizer.param_groups[0]["lr"] == 0.5**4
+
+
 def test_the_count_of_the_warmup_is_resumed(tmp_path):
     """An interrupted warm-up continues from its last step."""
     callbacks = [dl.LRScaleCallback("linear", warmup_steps=100) for _ in range(2)]

@@ -48,6 +48,16 @@ def test_a_bad_trial_ends_after_its_first_epoch(study):
     assert [len(trial.intermediate_values) for trial in study.trials] == [1, 4]
 
 
+def test_a_trial_without_a_study_has_the_smallest_loss():
+    """The objective of a FixedTrial returns the best epoch, too."""
+    trial = optuna.trial.FixedTrial({})
+
+    runner = run(trial, callbacks=[dl.OptunaPruningCallback(trial, monitor="valid/loss")])
+
+    assert trial.best_score == min(each["valid"]["loss"] for each in runner.experiment_metrics.values())
+    assert len({each["valid"]["loss"] for each in runner.experiment_metrics.values()}) == 4
+
+
 def test_what_a_study_cannot_hear_or_would_misunderstand_is_refused(study):
     """The error is raised before training."""
     with pytest.raises(ValueError, match="mode='max', but the study's direction is 'minimize'"):

@@ -94,3 +94,5 @@ def test_a_loss_without_graph_is_explained():
 
     with pytest.raises(RuntimeError, match=r"no parameter of the optimizer has a gradient: add BackwardCallback"):
         weights_after(Detached(), [dl.OptimizerCallback("loss")])
+    with pytest.raises(RuntimeError, match=r"lack 'los', they have \['loss'\]; did you mean 'loss'\?"):
+        weights_after(Manual(), [dl.OptimizerCallback("los")])

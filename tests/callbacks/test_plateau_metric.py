@@ -4,6 +4,7 @@ import pytest
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from runnerkit import dl
+from runnerkit.monitor import Monitor
 from tests.tiny import loader, mlp, sgd, train
 
 ACCURACY = {"monitor": "valid/accuracy", "mode": "max"}
@@ -56,6 +57,27 @@ def test_without_a_logdir_it_reads_the_same_metric():
     assert told == of(metrics, "valid/easy", "loss")
     with pytest.raises(ValueError, match=r"ReduceLROnPlateau\(mode='min'\) would read 'accuracy'"):
         fit("min", **ACCURACY)
+
+
+class Saver(dl.ICheckpointCallback):
+    """A user's own, with the attributes from before `monitor`."""
+
+    loader_key, metric_key, minimize = "valid", "accuracy", False
+
+
+class SaverOfToday(dl.ICheckpointCallback):
+    monitor = Monitor("valid", "accuracy", minimize=False)
+
+
+@pytest.mark.parametrize("saver", [Saver, SaverOfToday])
+def test_it_reads_what_a_saver_of_the_user_says(caplog, saver):
+    """Without a warning that the saver selects nothing, which a saver without a monitor gets."""
+    told, metrics = fit("max", saver(), **LOSS)
+
+    assert told == of(metrics, "valid", "accuracy")
+    assert "does not select a checkpoint" not in caplog.text
+    fit("min", dl.ICheckpointCallback(), **LOSS)
+    assert "monitor='valid/loss' does not select a checkpoint" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,21 @@ def test_training_numbers_are_untouched_by_a_stream_that_draws():
     assert random.random() == expected
 
 
+def test_what_collate_fn_draws_differs_in_each_batch():
+    """Also with several lanes and turns, and the same with any number of workers."""
+
+    def draw(_):
+        return random.random()
+
+    drawn = []
+    for num_workers in (1, 2):
+        loader = DataLoader(Numbers([40] * 8, (2, 4)), 4, num_workers=num_workers, collate_fn=draw)
+        drawn.append(list(batches_of(share(loader, steps=40))))
+
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) == 40
+
+
 def test_an_evaluation_takes_no_agreement():
     """Lanes end at different times; each process reads until its own have ended."""
     alone, sizes = [], [13, 2, 7, 1, 30, 5, 3, 9]

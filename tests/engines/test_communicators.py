@@ -103,3 +103,27 @@ def test_processes_without_a_communicator_are_refused():
 
     with pytest.raises(TypeError, match="Lonely has 2 processes and no communicator"):
         train(mlp(), engine=Lonely())
+
+
+def test_sums_of_a_group_of_nccl_that_the_user_made_are_on_its_device(monkeypatch):
+    """Nccl sends tensors of a GPU only; the group is stood in for, and meta tensors are those of the GPU."""
+    devices = []
+
+    class Group:
+        def wait(self):
+            pass
+
+    def all_reduce(tensor, async_op):
+        devices.append(tensor.device.type)
+        return Group()
+
+    stand_ins = {"is_initialized": True, "get_backend": "nccl", "get_rank": 0, "get_world_size": 1}
+    for name, value in stand_ins.items():
+        monkeypatch.setattr(dist, name, lambda *_, value=value: value)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    group = ProcessGroup()
+
+    group.open(ProcessEnvironment.read(), device=torch.device("meta"), backend=None, timeout_s=60)
+    group.start_sum(torch.ones(1))()
+
+    assert devices == ["meta"]

@@ -283,7 +283,7 @@ def drill(
     """Kill runs `num_kills` times in total; each is resumed until it completes, and is then compared.
 
     Args:
-        is_file_url: pass the logdirs of runs that are killed as file:// URLs; not for a stream.
+        is_file_url: pass the logdirs of runs that are killed as file:// URLs.
         expected: fingerprint of the run that is not killed, which is trained by default.
     """
     tally, chance = Tally(num_processes, source), random.Random(seed)
@@ -299,6 +299,8 @@ def drill(
             struck.append(kill)
         for key in differences(expected, fingerprint(broken)):
             tally.different.append(f"{broken.name}: {key} differs after {struck}")
+        counts = f"{tally.kills.total()} kills, {len(tally.different)} differences"
+        print(f"{logdir}: {len(struck)} kills; in all runs {counts}", file=sys.stderr)
         if not tally.different:
             shutil.rmtree(broken)
     return tally

@@ -1,7 +1,6 @@
 """Run the job of the drills in two processes, under plain python, torchrun or mpirun; its argument is the logdir."""
 
 import sys
-from pathlib import Path
 
 import torch
 
@@ -9,4 +8,4 @@ from tests.faults import job
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    job.run(Path(sys.argv[1]), num_processes=2)
+    job.run(sys.argv[1], num_processes=2)

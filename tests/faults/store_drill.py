@@ -6,6 +6,7 @@ Each must equal the run on a disk that was not killed, leave no object that it d
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -23,12 +24,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from runnerkit.storage.remote import lease
 from runnerkit.storage.remote.copies import local_copy
 from runnerkit.storage.remote.store import Store
 from runnerkit.storage.remote.urls import STAGING
+from tests.data.stream_sources import write_files
 from tests.faults import job, proxy
-from tests.faults.drill import PLACES, Kill, Place, Tally, attempt, report, whole_run
+from tests.faults.drill import PLACES, Kill, Place, Tally, attempt, report, table_of_streams, whole_run
 from tests.faults.drill import table as table_of_kills
 from tests.faults.fingerprint import differences, fingerprint
 from tests.faults.proxy import Proxy, Rule
@@ -54,8 +55,8 @@ STORE_PLACES: dict[str, Place] = {
 ALL_PLACES = {**PLACES, **STORE_PLACES}
 # Each process uploads its own shards.
 SHARD_PLACES = {name: place._replace(rank=None) for name, place in STORE_PLACES.items() if place.name == "put"}
-BEAT_S, TAKEOVER_S = 0.2, 1.5  # instead of a minute, which each machine with an empty disk would wait
 SHARE_OF_EMPTY_DISKS = 0.5
+_numbers = itertools.count(1)  # of buckets
 FAULTS = (
     Rule(proxy.DROPPED, 0.01), Rule(proxy.LOST, 0.015), Rule(proxy.DELAYED, 0.01, seconds=0.3),
     Rule(proxy.SHORT_REQUEST, 0.01, method="PUT"), Rule(proxy.SHORT_RESPONSE, 0.01),
@@ -80,7 +81,7 @@ class StoreTally(Tally):
 
 @dataclass(frozen=True)
 class Target:
-    """The logdir of one run: a URL, and a local folder for its staging folders."""
+    """The logdir of one run: a URL, and a local folder for its staging folders, beside the files of a stream."""
 
     url: str
     folder: Path
@@ -89,10 +90,11 @@ class Target:
 
     def run(self, num_processes: int, staging: Path) -> None:
         """Train in a process forked for it, which may use other variables and another patience than this one."""
-        lease.BEAT_S, lease.TAKEOVER_S = BEAT_S, TAKEOVER_S
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._prepare(staging)
-        job.run(self.url, num_processes=num_processes, source=self.source)
+        os.environ |= self.variables(staging)
+        job.shorten_lease()
+        shards = self.folder.parent / "shards"
+        job.run(self.url, num_processes=num_processes, source=self.source, shards=shards)
 
     def fingerprint(self) -> dict[str, Any]:
         """Read what the store holds, in a fork: this process must not start the threads of fsspec."""
@@ -107,11 +109,12 @@ class Target:
             ours.close()
 
     def _send_fingerprint(self, connection: Connection) -> None:
-        self._prepare(self.folder / "copies")
+        os.environ |= self.variables(self.folder / "copies")
         connection.send(fingerprint(local_copy(self.url)))
 
-    def _prepare(self, staging: Path) -> None:
-        os.environ |= {STAGING: str(staging), **environment(self.endpoint)}
+    def variables(self, staging: Path) -> dict[str, str]:
+        """Return the environment variables of processes that reach the store, with a staging folder as their disk."""
+        return {STAGING: str(staging), job.SHORT_LEASE: "1", **environment(self.endpoint)}
 
 
 class Neighborhood:
@@ -161,19 +164,20 @@ def drill(
         folder: an empty one, for the run that is not killed and for staging folders.
         server: URL of an S3 server.
         faults: the proxy in front of it.
-        source: None or :data:`tests.faults.job.MESH`.
+        source: of the job; see :func:`tests.faults.job.run`.
         expected: fingerprint of the run that is not killed, which is trained by default.
     """
     tally, chance = StoreTally(num_processes, source), random.Random(seed)
+    write_files(folder / "shards")
     expected = expected or whole_run(folder, num_processes, source)
     while tally.kills.total() < num_kills or tally.faults.total() < num_faults:
         tally.num_runs += 1
         name = f"run{tally.num_runs}"
-        bucket = Bucket.create(f"drill-{num_processes}-{seed}-{tally.num_runs}", server)
-        target = Target(bucket.url(name), folder / f"{num_processes}-{name}", faults.url, source)
+        bucket = Bucket.create(f"drill-{next(_numbers)}", server)
+        target = Target(bucket.url(name), folder / bucket.name, faults.url, source)
         target.folder.mkdir()
         neighborhood = Neighborhood(bucket, name)
-        with _struck(faults, tally, seed=chance.randrange(2**32)):
+        with struck_by(faults, tally, seed=chance.randrange(2**32)):
             struck = _complete(target, tally, chance)
         for key in differences(expected, target.fingerprint()):
             tally.different.append(f"{name}: {key} differs after {struck}")
@@ -186,7 +190,7 @@ def drill(
 
 
 @contextmanager
-def _struck(faults: Proxy, tally: StoreTally, *, seed: int) -> Iterator[None]:
+def struck_by(faults: Proxy, tally: StoreTally, *, seed: int) -> Iterator[None]:
     """Inject faults, and count them."""
     before = faults.counts
     faults.set(*FAULTS, seed=seed)
@@ -197,7 +201,7 @@ def _struck(faults: Proxy, tally: StoreTally, *, seed: int) -> Iterator[None]:
 
 def _complete(target: Target, tally: StoreTally, chance: random.Random) -> list[Kill]:
     """Start a run and kill it until it completes, partly on machines with an empty disk; return the kills."""
-    places = ALL_PLACES if tally.source is None else {**ALL_PLACES, **SHARD_PLACES}
+    places = {**ALL_PLACES, **SHARD_PLACES} if tally.source == job.MESH else ALL_PLACES
     struck: list[Kill] = []
     num_disks = 0
     while True:
@@ -224,6 +228,13 @@ def table(tallies: Sequence[StoreTally]) -> str:
     return "\n".join([table_of_kills(tallies, places=ALL_PLACES), *lines])
 
 
+def table_of_stored_streams(tallies: Sequence[StoreTally]) -> str:
+    """Return a Markdown table with a row for each source of a stream."""
+    ends = [f" {each.faults.total()} | {len(each.others)} |" for each in tallies]
+    ends = [" faults | objects of others that were changed, or left by a run |", "---:|---:|", *ends]
+    return "\n".join(map("".join, zip(table_of_streams(tallies).splitlines(), ends, strict=True)))
+
+
 def main() -> None:
     """Drill, print a table, and exit with 1 if a run was different or touched what it should not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -231,6 +242,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=50, help="for each number of processes")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--streams", action="store_true", help="train on streams, each with two data workers")
     parser.add_argument("--mesh", action="store_true", help="train a sharded model in four processes")
     parser.add_argument("--page", type=Path, help="also write the table to this page")
     options = parser.parse_args()
@@ -243,11 +255,13 @@ def main() -> None:
         server = running.enter_context(serving("tests.storage.s3_server"))
         faults = running.enter_context(proxy.running(server))
         run = partial(drill, options.kills, options.faults, folder=folder, server=server, faults=faults)
-        processes, source = ([4], job.MESH) if options.mesh else (options.processes, None)
-        tallies = [run(number, seed=options.seed, source=source) for number in processes]
-    section = "mesh store drills" if options.mesh else "store drills"
+        sources = job.STREAMS if options.streams else [job.MESH if options.mesh else None]
+        processes = [4] if options.mesh else options.processes
+        tallies = [run(number, seed=options.seed, source=source) for source in sources for number in processes]
+    found = table_of_stored_streams(tallies) if options.streams else table(tallies)
+    section = "stream store drills" if options.streams else "mesh store drills" if options.mesh else "store drills"
     wrong = [line for tally in tallies for line in (*tally.different, *tally.others)]
-    report(table(tallies), wrong, section, options.page, packages=f", s3fs {version('s3fs')}")
+    report(found, wrong, section, options.page, packages=f", s3fs {version('s3fs')}")
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ def test_a_killed_run_equals_the_run_that_was_not(tmp_path, expected, num_proces
     """The last checkpoint is equal bit for bit, and so are CSV and JSONL files and TensorBoard's series. The logdir of
     one process is a file URL, which is the same as the path."""
     tally = drill(
-        num_kills, num_processes, folder=tmp_path, seed=num_processes, source=source, is_file_url=num_processes == 1,
-        expected=expected(num_processes, source),
+        num_kills, num_processes, folder=tmp_path, seed=num_processes, source=source,
+        is_file_url=num_processes == 1, expected=expected(num_processes, source),
     )  # fmt: skip
 
     assert tally.different == [] and tally.kills.total() >= num_kills
@@ -69,7 +69,7 @@ def test_the_drill_sees_what_differs(tmp_path, expected, folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("num_processes", "source"), [(2, None), (4, MESH)])
+@pytest.mark.parametrize(("num_processes", "source"), [(2, None), (2, FINITE), (4, MESH)])
 def test_a_run_in_a_store_equals_the_run_on_a_disk_after_kills_and_faults(
     tmp_path, s3_server, expected, num_processes, source
 ):
@@ -82,6 +82,8 @@ def test_a_run_in_a_store_equals_the_run_on_a_disk_after_kills_and_faults(
 
     assert tally.different == [] and tally.others == []
     assert tally.kills.total() >= 1 and tally.faults.total() >= 2
+    row = store_drill.table_of_stored_streams([tally]).splitlines()[-1]
+    assert row.endswith(f"| {tally.num_runs} | {tally.num_runs} | {tally.faults.total()} | 0 |")
 
 
 @pytest.mark.slow
@@ -157,11 +159,20 @@ def test_the_table_counts_every_kill():
 
 
 @pytest.mark.slow
-def test_a_run_whose_launcher_was_killed_equals_the_run_that_was_not(tmp_path, expected):
-    """One kill of what `make drills` does under each launcher: every process ends, and the resumed run is complete."""
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("launcher", "is_in_store"), [("torchrun", False), ("plain python", True)])
+def test_a_run_whose_launcher_was_killed_equals_the_run_that_was_not(
+    tmp_path, s3_server, expected, launcher, is_in_store
+):
+    """One kill of what `make drills` does under each launcher: every process ends, and the resumed run is complete, in
+    a store on a machine with an empty disk."""
     killed, tally = tmp_path / "killed", Tally(2)
+    target = store_drill.Target(Bucket.create("launched", s3_server).url(), killed, s3_server) if is_in_store else None
+    killed.mkdir()
+    attempt = partial(launched_drill.attempt, launcher, killed, tally=tally, target=target)
 
-    assert not launched_drill.attempt("torchrun", killed, "the parent", 0.5, tally)
+    assert not attempt("the parent", 0.5, staging=tmp_path / "disk-1")
     assert tally.kills == {"the parent": 1}
-    assert launched_drill.attempt("torchrun", killed, None, 0.0, tally)
-    assert differences(expected(2, None), fingerprint(killed)) == []
+    assert attempt(None, 0.0, staging=tmp_path / "disk-2")
+    found = fingerprint(killed) if target is None else target.fingerprint()
+    assert differences(expected(2, None), found) == []

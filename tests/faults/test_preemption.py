@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 import torch
@@ -300,6 +301,12 @@ def test_the_users_own_handler_stays(tmp_path):
     assert heard == [signal.SIGUSR1] and last(tmp_path).batch == 40
 
 
+def test_a_signal_that_comes_with_the_end_of_the_time_keeps_its_exit_code(tmp_path):
+    """Ctrl-C during the last step before `max_hours` is still Ctrl-C."""
+    with pytest.raises(Interrupted):
+        fit(tmp_path, Send(signal.SIGINT, step=1), dl.CheckpointCallback(tmp_path, content="runner", max_hours=1e-9))
+
+
 def test_weights_alone_are_no_reason_to_wait(tmp_path):
     """Without a checkpoint that a run could resume from, Ctrl-C acts at once."""
     checkpoint = dl.CheckpointCallback(tmp_path / "weights", content="model")
@@ -313,9 +320,8 @@ class Clock:
 
     num_processes = 2
 
-    def __init__(self, monkeypatch, seconds_per_step):
-        self.seconds_per_step, self.gathered = seconds_per_step, []
-        self.now = 0.0
+    def __init__(self, monkeypatch, now):
+        self.now, self.gathered = now, []
         monkeypatch.setattr("runnerkit.loop.stop_signals.time.monotonic", lambda: self.now)
 
     def gather_object(self, value):
@@ -324,20 +330,20 @@ class Clock:
 
 
 @pytest.mark.parametrize(("seconds_per_step", "most"), [(0.001, 40), (0.1, 40), (3.0, 11)])
-def test_processes_tell_each_other_about_once_a_second(monkeypatch, seconds_per_step, most):
-    """The interval does not depend on how fast the steps are."""
-    engine, stop = Clock(monkeypatch, seconds_per_step), StopRequests()
-    step = 0
-    while engine.now < 30:
-        step += 1
-        engine.now = step * seconds_per_step
+@pytest.mark.parametrize(("step", "started_at"), [(0, 0.0), (200_000, 120.0), (50, 1e6)])
+def test_processes_tell_each_other_about_once_a_second(monkeypatch, seconds_per_step, most, step, started_at):
+    """The interval does not depend on how fast the steps are, on a resumed step, or on the machine's clock."""
+    engine, stop = Clock(monkeypatch, started_at), StopRequests()
+    while engine.now < started_at + 30:
+        step, engine.now = step + 1, engine.now + seconds_per_step
         assert stop.due(step, engine) is None
     assert 10 <= len(engine.gathered) <= most
+    assert all(later - earlier <= max(2.5, 2 * seconds_per_step) for earlier, later in pairwise(engine.gathered))
 
     stop.ask(signal.SIGTERM)
     asked_at = engine.now
     while stop.due(step := step + 1, engine) is None:
-        engine.now = step * seconds_per_step
+        engine.now += seconds_per_step
     assert engine.now - asked_at <= max(2.5, 2 * seconds_per_step)
 
 

@@ -1,7 +1,7 @@
 """Metric objects and functions, used without a runner, against scikit-learn and torchmetrics."""
 
 import math
-from itertools import chain, islice
+from itertools import chain, islice, product
 
 import numpy as np
 import pytest
@@ -90,13 +90,131 @@ def test_functions_equal_scikit_learn():
     assert metrics.cmc_score(logits[:20], logits[20:], is_match) == hits
 
 
+@pytest.mark.parametrize("name", ["accuracy", "multilabel accuracy", "hitrate", "mrr", "map", "ndcg"])
+def test_a_fraction_of_no_rows_is_nan(name):
+    """A loader whose only batches are empty does not have a value, like one without batches: 0 would be the worst."""
+    callback, samples = CASES[name][0](), make_samples(4, seed=0)
+    metric, batch = callback.metric.copy(), [samples[key] for key in callback.keys.values()]
+
+    of_batch = metric.update_key_value(*(each[:0] for each in batch))
+    empty = metric.compute_key_value()
+    metric.update(*batch)
+
+    assert all(math.isnan(each) for each in [*of_batch.values(), *empty.values()]) and {*empty} == {*metric.names}
+    assert not any(math.isnan(each) for each in metric.compute_key_value().values())
+    assert all(each.isnan() for each in metrics.accuracy(torch.ones(0, 3), torch.ones(0, dtype=torch.int64)))
+
+
+def test_r2_of_batches_is_computed_from_one_pass():
+    """A batch's own value is exact whatever came before it, and its targets are summed once."""
+    metric, other = metrics.R2Metric(), metrics.R2Metric()
+    generator = torch.Generator().manual_seed(0)
+    targets = [torch.tensor([1e9, 2e9]), torch.full((3,), 0.1), torch.randn(5, generator=generator)]
+    targets = [each.double() for each in targets]
+    calls = []
+
+    class Counted(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            calls.append(function.__name__)
+            return function(*args, **(kwargs or {}))
+
+    for each in targets:
+        with Counted():
+            value = metric.update_key_value(each + 1, each)
+        other.update(each + 1, each)
+        assert value["r2squared"].item() == pytest.approx(sk.r2_score(each, each + 1), rel=1e-12)
+
+    assert calls.count("square") == 3 * 3  # for each batch the sums of targets and of errors, and its value
+    assert metric.compute() == pytest.approx(other.compute(), rel=1e-12)
+
+
+def test_a_large_confusion_matrix_is_read_at_once():
+    """A tensor for each of a million counts took 41 s."""
+    metric = metrics.ConfusionMatrixMetric(1000)
+    metric.update(torch.tensor([0, 1, 1, 999]), torch.tensor([0, 1, 0, 999]))
+
+    with torch.profiler.profile() as profile:
+        values = metric.compute_key_value()
+
+    assert sum(each.count for each in profile.key_averages()) < 100
+    found = {name: value for name, value in values.items() if value}
+    pairs = ("00_as_class_00", "00_as_class_01", "01_as_class_01", "999_as_class_999")
+    assert found == {f"confusion_matrix/class_{each}": 1.0 for each in pairs} and len(values) == 10**6
+    assert isinstance(values["confusion_matrix/class_05_as_class_05"], float)
+
+
+@pytest.mark.parametrize(
+    ("metric", "batch"),
+    [
+        (metrics.IOUMetric(), lambda size: [torch.ones(2, size), torch.ones(2, size)]),
+        (metrics.PrecisionRecallF1SupportMetric(), lambda size: [torch.eye(size + 1), torch.arange(size + 1)]),
+        (metrics.MultilabelPrecisionRecallF1SupportMetric(), lambda size: [torch.ones(2, size), torch.ones(2, size)]),
+        (metrics.R2Metric(), lambda size: [torch.ones(2, size), torch.ones(2, size)]),
+        (metrics.AUCMetric(), lambda size: [torch.ones(2, size), torch.ones(2, size)]),
+        (metrics.CMCMetric(), lambda size: [torch.ones(2, size), torch.tensor([0, 0]), torch.tensor([0, 1])]),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_batches_of_other_classes_are_refused(metric, batch):
+    """Sums of one class would be added to those of each of several, without an error."""
+    words = f"{type(metric).__name__}: batches must have the same number of classes"
+    adds = (
+        lambda each, size: each.update(*batch(size)),
+        lambda each, size: each.update_key_value(*batch(size)),
+        lambda each, size: each.merge(with_batch(size)),
+    )
+
+    def with_batch(size):
+        made = metric.copy()
+        made.update(*batch(size))
+        return made
+
+    def value_after(add, first, second):
+        made = with_batch(first)
+        add(made, second)
+        return made.compute()  # a metric that keeps its samples compares them here
+
+    for (first, second), add in product(((3, 1), (1, 3)), adds):
+        with pytest.raises(ValueError, match=words):
+            value_after(add, first, second)
+
+
+def test_scores_that_are_nan_have_no_rank():
+    """A model that has diverged would score 1 where the relevant items, or the matches, come first."""
+    scores, relevances = torch.full((2, 3), math.nan), torch.tensor([[1, 0, 0], [1, 0, 0]])
+    functions = (metrics.hitrate, metrics.mrr, metrics.map_score, metrics.ndcg)
+
+    values = [function(scores, relevances, [2])[0] for function in functions]
+    values += [metrics.average_precision(scores, relevances, 2)[0]]
+    values += [metrics.cmc_score(scores, torch.ones(2, 3), torch.eye(2))]
+    values += [metrics.cmc_score(torch.ones(2, 3), torch.cat([scores[:1], torch.ones(1, 3)]), torch.eye(2))]
+
+    assert all(each.isnan() for each in values)
+
+
+def test_mistakes_in_metrics_of_users_are_named():
+    """A name instead of a list would become names of one letter, and a tensor its rows."""
+
+    class Rows(metrics.SamplesMetric):
+        def columns(self, values):
+            return values
+
+        def values(self, *columns):
+            return {"rows": columns[0].mean()}
+
+    with pytest.raises(TypeError, match="Rows: names must be a list of str, got 'rows'"):
+        Rows("rows")
+    with pytest.raises(TypeError, match=r"Rows\.columns must return a list of tensors"):
+        Rows(["rows"]).update(torch.ones(2, 2))
+
+
 def test_additive_metrics_merge():
     """The mean and the standard deviation of merged metrics are those of all values."""
-    metric, other, empty = metrics.AdditiveMetric(), metrics.AdditiveMetric(), metrics.AdditiveMetric()
+    metric, other, empty = metrics.AdditiveMetric(), metrics.AdditiveMetric(mode="torch"), metrics.AdditiveMetric()
     values = [1.0, 4.0, 2.5, 8.0]
     other.update(0.0, 0)  # an empty batch changes nothing
     for each in values[:1]:
-        metric.update(each, 1)
+        metric.update(torch.tensor(each, requires_grad=True), 1)
     for each in values[1:]:
         other.update(each, 1)
 
@@ -130,6 +248,24 @@ CONFUSION = metrics.ConfusionMatrixMetric(3)
         (lambda: metrics.roc_curve(torch.zeros(3), torch.zeros(4)), r"\(N,\), got \(3,\) and \(4,\)"),
         (lambda: metrics.roc_curve(torch.zeros(3), torch.zeros(3), max_points=1), "max_points must be >= 2 .* got 1"),
         (lambda: metrics.AdditiveMetric().update(1.0, -1), "num_samples must be >= 0, got -1"),
+        (lambda: metrics.roc_curve(torch.zeros(2), torch.tensor([0, 2])), r"targets must be in \[0, 1\], got 0 to 2"),
+        (lambda: metrics.ConfusionMatrixMetric(class_names=["a", "a"]), "class_names must differ"),
+        (lambda: metrics.IOUMetric(class_names=["a", "a"]), "class_names must differ"),
+        (
+            lambda: metrics.average_precision(torch.ones(1, 3), torch.ones(1, 3), -1),
+            "average_precision: topk .* got -1",
+        ),
+        (
+            lambda: metrics.cmc_score(torch.ones(1, 2), torch.ones(0, 2), torch.ones(1, 0)),
+            r"gallery \(G, 2\) .* \(0, 2\)",
+        ),
+        (
+            lambda: metrics.cmc_score(torch.ones(1, 2), torch.ones(1, 3), torch.ones(1, 1)),
+            r"gallery \(G, 2\) .* \(1, 3\)",
+        ),
+        (lambda: metrics.mrr(torch.ones(1, 0), torch.ones(1, 0), [1]), r"\(N, M\) of M items, got \(1, 0\)"),
+        (lambda: metrics.mrr(torch.ones(1, 2), torch.tensor([[-1, 1]]), [1]), "1 relevances are negative or NaN"),
+        (lambda: metrics.average_precision(torch.ones(1, 2), torch.tensor([[math.nan, 1]]), 1), "negative or NaN"),
     ],
 )
 def test_wrong_arguments_of_metrics_are_named(make, words):

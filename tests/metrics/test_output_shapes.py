@@ -336,6 +336,7 @@ def test_what_could_be_a_mistake_is_refused(make, outputs, targets, message):
         (metrics.MultilabelPrecisionRecallF1SupportMetric(), torch.eye(2), -torch.eye(2), "targets .* got 2 values"),
         (metrics.IOUMetric(threshold=0), torch.eye(2), torch.eye(2) * 255, "targets .* got 2 values"),
         (metrics.IOUMetric(), torch.eye(2) * 3, torch.eye(2), "outputs .* got 2 values"),
+        (metrics.MRRMetric(), torch.eye(2), -torch.eye(2), "2 relevances are negative or NaN"),
     ],
 )
 def test_they_are_counted_where_reading_costs(monkeypatch, metric, outputs, targets, message):

@@ -36,6 +36,9 @@ def test_the_old_name_is_read_with_a_warning_that_says_what_to_write():
         with OLD:
             assert read() == metrics["accuracy"]
     assert "accuracy01" in metrics and "accuracy03" not in metrics
+    keys = metrics.keys()
+    assert "accuracy01" in keys and "accuracy03" not in keys and [*keys] == ["loss", "accuracy"]
+    assert keys - {"loss"} == {"accuracy"} and {**metrics} == dict(metrics.items())
     assert metrics.get("accuracy03", 7) == 7
     with pytest.raises(KeyError, match="accuracy03"):
         metrics["accuracy03"]

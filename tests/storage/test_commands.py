@@ -148,15 +148,31 @@ def test_a_configured_run_may_have_a_url(capsys, tmp_path, monkeypatch):
         ran(capsys, "run", "config.yaml", "--logdir", url),
         ran(capsys, "run", "config.yaml", "--logdir", url, "--resume"),
         ran(capsys, "export", url, "--to", "torch-export", "-o", "model.pt2"),
-        ran(capsys, "tune", "config.yaml", "--trials", "1", "--logdir", url, "optimizer.lr=1e-4..0.1:log"),
     ]
 
-    assert [code for code, _ in results] == [0, 2, 0, 0, 2], results
+    assert [code for code, _ in results] == [0, 2, 0, 0], results
     assert results[0][1].splitlines()[-1] == url
     assert f"{url} contains a run: continue it with --resume" in results[1][1]
-    assert f"written to a local folder, got {url}" in results[4][1]
     assert "config.yml" in objects(url) == named(url)
     assert set(read_metrics(url)["epoch"]) == {1, 2}
+
+
+def test_a_search_may_have_a_url(capsys, tmp_path, monkeypatch):
+    """Its trials and the best config are there, a run starts from that, and a second search needs another URL."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text(CONFIG)
+    url = f"{RUNS}/search"
+    words = ["config.yaml", "--trials", "2", "--engine", "cpu", "--logdir", url, "optimizer.lr=1e-9,0.1"]
+
+    code, out = ran(capsys, "tune", *words)
+    assert code == 0 and out.splitlines()[-1] == f"runnerkit run {url}/best.yml"
+    assert ran(capsys, "run", f"{url}/best.yml", "--logdir", f"{RUNS}/best")[0] == 0
+    again = ran(capsys, "tune", *words)
+
+    assert again[0] == 2 and f"{url} contains the trials of another search" in again[1]
+    assert {name.partition("/")[0] for name in objects(url)} == {"best.yml", "trial-000", "trial-001"}
+    best, *trials = (read_metrics(each) for each in (f"{RUNS}/best", f"{url}/trial-000", f"{url}/trial-001"))
+    assert best["value"].tolist() in [each["value"].tolist() for each in trials]
 
 
 def test_predictions_are_written_to_a_url():

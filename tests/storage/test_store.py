@@ -26,10 +26,16 @@ class ServerError(Exception):
     """A class that the package does not know, as those of the protocols' packages."""
 
 
+class NoAnswer(Exception):
+    """An error with an attribute that botocore's have, None without an answer."""
+
+    response = None
+
+
 @pytest.mark.parametrize(
     "error",
     [TimeoutError("60 s"), OSError("500 Internal Error"), OSError("503 Slow Down"), ConnectionResetError("reset"),
-     ServerError("unknown"), OSError(5, "Input/output error")],
+     ServerError("unknown"), NoAnswer("closed"), OSError(5, "Input/output error")],
     ids=repr,
 )  # fmt: skip
 def test_an_error_of_the_network_or_the_store_is_repeated(faulty, tmp_path, caplog, error):
@@ -55,6 +61,7 @@ def test_an_error_of_the_network_or_the_store_is_repeated(faulty, tmp_path, capl
     assert (tmp_path / "copy").read_bytes() == DATA and store.names() == ["c"]
     warning = f"{URL}: could not write a/b, trying again: {type(error).__name__}: {error}"
     assert [each.getMessage() for each in caplog.records].count(warning) == 1
+    assert f"{URL}: could not write c, trying again: {type(error).__name__}: {error}" in caplog.text
 
 
 def test_the_repetition_ends(faulty, tmp_path, caplog, monkeypatch):

@@ -63,7 +63,8 @@ class StopOnSignal:
         return None if ends_stage and runner.stage_key == [*runner.stages][-1] else number
 
     def _ask_in_time(self, runner: IRunner, max_hours: float) -> None:
-        if runner.engine.is_main_process and time.monotonic() - self._began_at >= 3600 * max_hours:
+        is_up = time.monotonic() - self._began_at >= 3600 * max_hours
+        if is_up and runner.engine.is_main_process and self._requests.number is None:  # a signal has its own exit code
             self._requests.ask(TIME_IS_UP)
 
     def end(self, runner: IRunner, number: int, *, why_not: str) -> NoReturn:

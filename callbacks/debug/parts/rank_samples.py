@@ -83,7 +83,8 @@ def describe_samples(shares: Sequence[SeenSamples], *, loader: Any, key: str, or
     twice, missed = seen - due, due - seen
     size, who = len(inner.dataset), f"{len(shares)} ranks" if len(shares) > 1 else "1 process"
     is_complete = all(share.is_complete for share in shares)
-    if twice and not missed and is_complete and _pads(inner) and twice.total() < len(shares):
+    pads = isinstance(_sampler(inner), DistributedSampler)
+    if twice and not missed and is_complete and pads and twice.total() < len(shares):
         return (
             f"{who} saw {len(seen)} of the {size} samples of loader {key!r}, {_named(twice)} of them twice: its "
             "DistributedSampler repeats samples to give each rank the same number; the engine alone repeats none"
@@ -119,10 +120,6 @@ def first_difference_of_stream(loader: Any, seen: Sequence[Sequence[int]]) -> tu
             if fingerprint_of(next(again)) != fingerprint:
                 return rank, number
     return None
-
-
-def _pads(loader: Any) -> bool:
-    return isinstance(_sampler(loader), DistributedSampler)
 
 
 def _sampler(loader: Any) -> Any:

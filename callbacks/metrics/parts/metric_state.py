@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from runnerkit.metrics.metric import Metric, Sums
 from runnerkit.metrics.reduction import PartialSums, on_cpu
 from runnerkit.support.device_move import move
+from runnerkit.support.function_members import FunctionMembers
+from runnerkit.support.members import Member, Members
 from runnerkit.types import StateDict
 
 Part = list[StateDict]  # of one process: the states of each Metric within a metric, in order
@@ -27,6 +29,18 @@ class MetricLike(Protocol):
 
     def reset(self) -> None:
         """Forget all batches."""
+
+
+class MetricMembers(Members):
+    """Members of metric objects with the key-value protocol.
+
+    Attributes:
+        update_key_value: adds a batch and returns its values by name; torchmetrics' objects are called for that.
+        compute_key_value: returns the values over all batches by name.
+    """
+
+    update_key_value = Member[Callable[..., Any] | None](None)
+    compute_key_value = Member[Callable[[], Mapping[str, Any]] | None](None)
 
 
 class ForeignMetric(Metric):
@@ -48,7 +62,7 @@ class ForeignMetric(Metric):
         self.name, self.group = name, f"{name}/" if is_given else ""
         self._device = torch.device("cpu")
         names = list(metric.keys()) if isinstance(metric, nn.ModuleDict) else None
-        are_known = not hasattr(metric, "compute_key_value")  # whose names are known once it has values
+        are_known = MetricMembers(metric).compute_key_value is None  # else they are known once it has values
         values = self._scalars(0.0 if names is None else dict.fromkeys(names, 0.0)) if are_known else {}
         super().__init__(values, prefix=prefix, suffix=suffix)
 
@@ -74,8 +88,8 @@ class ForeignMetric(Metric):
     def update_key_value(self, *inputs: Any, **named: Any) -> Sums:
         self._is_empty = False
         args, kwargs = _detached(inputs, named)
-        update = getattr(self.metric, "update_key_value", self.metric)
-        values = update(*args, **kwargs)
+        update = MetricMembers(self.metric).update_key_value
+        values = (self.metric if update is None else update)(*args, **kwargs)
         return self._named(self._scalars(values))
 
     @property
@@ -117,7 +131,7 @@ class ForeignMetric(Metric):
         self._is_empty, self._inherited = False, []
 
     def _values(self) -> Sums:
-        key_value = getattr(self.metric, "compute_key_value", None)
+        key_value = MetricMembers(self.metric).compute_key_value
         return self._scalars(self.metric.compute() if key_value is None else key_value())
 
     def state_dict(self) -> StateDict:
@@ -196,7 +210,7 @@ _USE_SUMS = 'keep a sum and a count, each of dist_reduce_fx="sum", and divide th
 
 
 def _name_of(reduction: Any) -> str:
-    return getattr(reduction, "__name__", repr(reduction))
+    return FunctionMembers(reduction).own_name or repr(reduction)
 
 
 def _state_of(metric: Any, name: str) -> str:

@@ -13,6 +13,8 @@ from torch.optim import lr_scheduler
 
 from runnerkit.steps.budget import steps_per_epoch
 from runnerkit.support.component_members import SchedulerMembers
+from runnerkit.support.function_members import FunctionMembers
+from runnerkit.support.plain_values import attributes_of
 from runnerkit.support.torch_internals import inner_schedulers, starts_of
 from runnerkit.warmup import WarmupLR
 
@@ -147,10 +149,11 @@ def _numbers_of(function: Any) -> Iterator[tuple[str, Any]]:
         return
     if not inspect.isroutine(function):  # an object with __call__
         function = function.__call__
-    read = getattr(getattr(function, "__code__", None), "co_names", ())
-    for owner in (function, getattr(function, "__self__", None)):
+    its = FunctionMembers(function)
+    read = () if its.code is None else its.code.co_names
+    for owner in (function, its.owner):
         # Others may be of anything, as those of a config are.
-        yield from ((name, each) for name, each in getattr(owner, "__dict__", {}).items() if name in read)
+        yield from ((name, each) for name, each in attributes_of(owner).items() if name in read)
     if inspect.isfunction(function):
         try:
             closure = inspect.getclosurevars(function)

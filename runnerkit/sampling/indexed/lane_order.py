@@ -243,9 +243,9 @@ def _repeat_last(batches: Iterator[Any]) -> Iterator[Any]:
     yield batch
 
 
-def _num_readers(num_parts: int, num_active_ranks: int) -> int:
+def _num_readers(num_parts: int, num_takers: int) -> int:
     """Return how many of the processes, or workers, read each part, if they take its samples in turns."""
-    return max(1, num_active_ranks) // gcd(num_parts, max(1, num_active_ranks))
+    return max(1, num_takers) // gcd(num_parts, max(1, num_takers))
 
 
 def _warn_of_repeated_reads(order: LaneOrder, num_readers: int, share: LaneBatchSampler | LaneBatches) -> None:

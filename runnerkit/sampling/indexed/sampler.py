@@ -42,7 +42,7 @@ class PlacedBatch(NamedTuple):
 
 
 _LONG = 10_000_000  # items; a list of so many takes 0.4 GB
-_LARGEST_BATCH = 1_000_003  # distance between the positions of whole batches; odd, as torch takes seeds modulo 2**32
+_BATCH_STRIDE = 1_000_003  # distance between the positions of whole batches; odd, as torch takes seeds modulo 2**32
 
 
 class IndexedShare(DividedShare, Sampler[Any]):
@@ -222,7 +222,7 @@ class ShardedBatches(IndexedShare):
         for number in self._own(len(batches)):
             batch = batches[number]
             if self.is_batch_sampler:
-                indices, first = list(batch), number * _LARGEST_BATCH
+                indices, first = list(batch), number * _BATCH_STRIDE
                 yield PlacedBatch(self.epoch, range(first, first + len(indices)), indices)
             else:
                 yield Place(self.epoch, number, batch)  # even a list is one index

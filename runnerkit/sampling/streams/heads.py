@@ -24,7 +24,7 @@ _MOST_LEAVES = 1024  # that are read
 _NUM_ELEMENTS = 1024  # per tensor, approximately
 _DEPTH = 8  # of nested containers and objects
 _LONGEST_KEY = 18  # characters that are searched for a number
-_READ = 1 << 32  # added to each fingerprint; 0 marks a leaf that was not read
+_READ_MARK = 1 << 32  # added to each fingerprint; 0 marks a leaf that was not read
 
 
 class _LeafMembers(Members):
@@ -91,8 +91,8 @@ def _fingerprints(sample: Any, position: int) -> list[tuple[int, int]]:
             content, counter = _bytes(value), _number(value) if leaf == number else None
         except Exception:  # any object of the user
             content, counter = _name_of_type(value), None
-        distance = 0 if counter is None else _READ + counter - position
-        found[leaf] = _READ + zlib.crc32(content, found[leaf][0] % _READ), distance
+        distance = 0 if counter is None else _READ_MARK + counter - position
+        found[leaf] = _READ_MARK + zlib.crc32(content, found[leaf][0] % _READ_MARK), distance
     return found
 
 
@@ -141,7 +141,7 @@ def _number(value: Any) -> int | None:
     if isinstance(value, str):
         digits = re.findall(r"\d+", value[-_LONGEST_KEY:])
         return int(digits[-1]) if digits else None
-    return value if isinstance(value, int) and abs(value) < _READ else None
+    return value if isinstance(value, int) and abs(value) < _READ_MARK else None
 
 
 def _bytes(value: Any) -> bytes:

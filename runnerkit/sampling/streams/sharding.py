@@ -45,7 +45,7 @@ def share_stream(
     if splits_itself(loader.dataset):
         return loader
     if shuffles_unseeded(loader.dataset):
-        _refuse_unseeded(key, world_size=world_size)
+        _check_seeded(key, world_size=world_size)
     try:
         shards = shards_of(loader.dataset)
     except ValueError as error:
@@ -145,7 +145,7 @@ def _default_lanes_of(
     return own, ""
 
 
-def _refuse_unseeded(key: str, *, world_size: int) -> None:
+def _check_seeded(key: str, *, world_size: int) -> None:
     what = f"loader {key!r}: its shuffle() lacks a seed, so its order differs in"
     if world_size > 1:
         raise ValueError(f"{what} each process and in a resumed run; pass shuffle(seed=...)")

@@ -256,13 +256,13 @@ class Store:
                     explained = _explained(error, self.url, what)
                     if explained is error:
                         raise
-                    raise explained from error
+                    raise explained from _shown(error)
                 patience_s = self.patience_s if self._has_worked else FIRST_PATIENCE_S
                 is_over = patience_s is not None and now - failed_at + pause_s > patience_s
                 if is_over or self._stopped.is_set():
                     raise OSError(
                         f"{self.url}: could not {what} for {now - failed_at:.0f} s: {_message(error)}"
-                    ) from error
+                    ) from _shown(error)
                 if now - reported_at >= _REPORT_EVERY_S:
                     reported_at = now
                     logger.warning("%s: could not %s, trying again: %s", self.url, what, _message(error))
@@ -299,7 +299,8 @@ def _pauses() -> Iterator[float]:
 
 def _is_about_condition(error: BaseException | None) -> bool:
     while error is not None:
-        code = getattr(error, "response", {}).get("Error", {}).get("Code")
+        response = getattr(error, "response", None)  # of botocore's errors, None if there was no answer
+        code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
         if isinstance(error, FileExistsError) or code in _CONDITION:
             return True
         error = error.__cause__
@@ -312,8 +313,19 @@ def _explained(error: Exception, url: str, what: str) -> Exception:
         return PermissionError(
             f"{url}: could not {what}: {_message(error)}; check the store's credentials and their permissions"
         )
-    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError | FileExistsError):
+    is_other = isinstance(error, OSError) and not isinstance(error, FileNotFoundError | FileExistsError)
+    if is_other or _shown(error) is None:
         return OSError(f"{url}: could not {what}: {_message(error)}")
+    return error
+
+
+def _shown(error: Exception) -> Exception | None:
+    """Return the cause that a traceback may show: the error, unless its text or that of a cause has credentials."""
+    each: BaseException | None = error
+    while each is not None:
+        if redacted(str(each)) != str(each):
+            return None
+        each = each.__cause__ or each.__context__
     return error
 
 

@@ -14,6 +14,8 @@ from runnerkit.support.redaction import redacted
 STAGING = "RUNNERKIT_STAGING"
 COPY = "copy-"  # begins the name of a folder with copies of what is in stores
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/+)(.+)", re.DOTALL)
+# A password may contain a slash. A number after the colon is a port, and an access point of S3 has colons.
+_PASSWORD = re.compile(r"(?!arn:)[^/:\[]*:(?:[^/]*@|(?!\d+/)[^@]*@)")
 _roots: list[Path] = []  # of staging folders that this process has used; the variable may change
 _LONGEST = 200  # characters of a folder's name, without those that file systems reserve
 
@@ -22,7 +24,7 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
     """Return the URL of a store that `path` is, also if :class:`Path` removed a slash from it; None for a local path.
 
     Raises:
-        ValueError: its protocol is unknown, it is a chain of several, or it contains a password.
+        ValueError: its protocol is unknown, it is a chain of several, or it contains a credential.
 
     >>> as_url("s3://bucket/run/"), as_url(Path("s3://bucket/run")), as_url("logs/run"), as_url("file:///logs/run")
     ('s3://bucket/run', 's3://bucket/run', None, None)
@@ -30,7 +32,7 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
     text = os.fspath(path)
     if not isinstance(text, str):
         return None
-    if "::" in text and "://" in text:
+    if "::" in text and ":/" in text:
         raise ValueError(f"{redacted(text)}: chains of protocols are not supported; pass one, such as s3://bucket/run")
     match = _URL.fullmatch(text)
     if match is None:
@@ -38,16 +40,16 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
     protocol, rest = match[1].lower(), re.sub("/+", "/", match[3]).rstrip("/")
     if protocol in ("file", "local"):
         return None
+    if _PASSWORD.match(rest) or ("?" in rest and redacted(rest) != rest):
+        raise ValueError(
+            "a URL with a credential (a password, a token or a signature) would be written to logs: configure "
+            f"{protocol} by environment variables or by fsspec's configuration files, and remove the credential"
+        )
     known = _protocols()
     if protocol not in known:
         if len(match[2]) == 1:  # a local path with a colon
             return None
         raise ValueError(f"fsspec does not know {protocol}://, but {', '.join(sorted(known))}")
-    if re.match("[^/]*:[^/]*@", rest):
-        raise ValueError(
-            f"a URL with a password would be written to logs: configure {protocol} by environment variables or by "
-            "fsspec's configuration files, and remove the password"
-        )
     if "?versionid=" in rest.lower():
         raise ValueError(f"{text} is one version of an object, which is not supported: copy the object")
     if not rest:
