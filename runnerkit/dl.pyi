@@ -87,7 +87,6 @@ __all__ = [
     "PruningCallback",
     "QuantizationCallback",
     "R2SquaredCallback",
-    "RayLauncher",
     "RichDashboardCallback",
     "RunSummaryCallback",
     "Runner",
