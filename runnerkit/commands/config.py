@@ -188,10 +188,10 @@ def read_config(path: Path, overrides: Iterable[str] = (), given: Mapping[str, A
         ValueError: it is not a YAML mapping, a reference cannot be resolved, or an override is invalid.
         ImportError: a required package is not installed.
     """
-    from runnerkit.storage.remote.copies import local_copy  # late: other commands read no config
+    from runnerkit.storage.remote.copies import local_copy, name_of  # late: other commands read no config
 
     omegaconf, yaml = _package("omegaconf"), importlib.import_module("yaml")
-    file = local_copy(path)
+    file, path = local_copy(path), name_of(path)
     if not file.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     try:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.commands.braille import draw_curves, limits
@@ -15,7 +14,7 @@ from runnerkit.history.best_values import compare_runs, settings_of, without_mis
 from runnerkit.history.chosen_metrics import changing_metrics, default_metrics, monitored_metrics
 from runnerkit.history.frame import Logdirs, find_runs, folders_of, read_metrics, select
 from runnerkit.history.plot import x_axis
-from runnerkit.storage.remote.urls import as_url
+from runnerkit.storage.remote.urls import as_url, plain_path
 from runnerkit.storage.status_file import describe, read_status
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def _picture(
         runs = find_runs(logdir)
         table = read_metrics(logdir)
     except FileNotFoundError:
-        has_begun = len(folders) == 1 and as_url(folders[0]) is None and (Path(folders[0]) / "csv").is_dir()
+        has_begun = len(folders) == 1 and as_url(folders[0]) is None and (plain_path(folders[0]) / "csv").is_dir()
         if not has_begun:
             raise
         return Text(f"{folders[0]}: nothing is logged yet")
