@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.commands.braille import draw_curves, limits
+from runnerkit.commands.status_stream import STORE_EVERY_S
 from runnerkit.history.best_values import compare_runs, settings_of, without_missing
 from runnerkit.history.chosen_metrics import changing_metrics, default_metrics, monitored_metrics
 from runnerkit.history.frame import Logdirs, find_runs, folders_of, read_metrics, select
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _COLORS = ("cyan", "yellow", "green", "magenta", "blue", "red")  # of loaders, or of runs
-_STORE_EVERY_S = 10.0  # a run uploads its logs less often than that
 _MAX_RUNS = 12  # in the table
 _MIN_WIDTH, _MIN_HEIGHT, _MAX_HEIGHT = 38, 9, 16  # characters per metric
 
@@ -70,7 +70,7 @@ def watch(
             except KeyError as error:
                 picture = Text(error.args[0])  # it may be logged later
             live.update(picture, refresh=True)
-            time.sleep(max(every_s, _STORE_EVERY_S) if any(map(as_url, folders_of(logdir))) else every_s)
+            time.sleep(max(every_s, STORE_EVERY_S) if any(map(as_url, folders_of(logdir))) else every_s)
 
 
 def _picture(
