@@ -143,7 +143,7 @@ def test_commands_of_the_page_run(command, tmp_path, monkeypatch):
 LOSSY = "metrics ['lossy'] were not logged; choose from ['loss', 'lr', 'accuracy']"
 NO_LOGS = "no logs of scope 'loader' in empty: expected csv/<loader>.csv or metrics.jsonl"
 WRONG = {
-    "metrics nowhere": "there is no folder nowhere",
+    "metrics nowhere": "nowhere: no such folder",
     "metrics empty": NO_LOGS,
     "metrics logs/first --metric lossy": LOSSY,
     "metrics logs --loader vaild": "loaders ['vaild'] were not logged; choose from ['train', 'valid']",
@@ -157,7 +157,7 @@ WRONG = {
     "plot logs/first --metric accuracy --log loss": "cannot use a logarithmic axis for ['loss'], which is not drawn",
     "watch empty --once": NO_LOGS,
     "watch logs/first --metric lossy": LOSSY,
-    "report nowhere": "there is no folder nowhere",
+    "report nowhere": "nowhere: no such folder",
     "report logs/first logs/second": "got 2 folders: choose the output file with path= or -o",
     "plot logs --all --metric loss": "pass either --all or --metric",
     "report logs/first -o file/page.html": "cannot write file/page.html: folder file cannot be created: ",

@@ -17,7 +17,28 @@ __all__ = ["MultilabelPrecisionRecallF1SupportCallback", "PrecisionRecallF1Suppo
 
 
 class _PrecisionRecallCallback(ObjectMetricCallback):
-    log_table: bool
+    kind: type[PrecisionRecallF1SupportMetric | MultilabelPrecisionRecallF1SupportMetric]
+
+    def __init__(
+        self,
+        input_key: str | None = None,
+        target_key: str | None = None,
+        num_classes: int | None = None,
+        zero_division: float = 0,
+        *,
+        threshold: float | None = None,
+        log_on_batch: bool = True,
+        log_table: bool = True,
+        compute_per_class_metrics: bool = False,
+        prefix: str | None = None,
+        suffix: str | None = None,
+    ) -> None:
+        metric = self.kind(
+            num_classes, zero_division, threshold=threshold,
+            compute_per_class_metrics=compute_per_class_metrics, prefix=prefix, suffix=suffix,
+        )  # fmt: skip
+        super().__init__(metric, log_on_batch=log_on_batch, input_key=input_key, target_key=target_key)
+        self.log_table = log_table
 
     def show(self, runner: IRunner, state: Metric) -> None:
         if not self.log_table:
@@ -52,30 +73,7 @@ class PrecisionRecallF1SupportCallback(_PrecisionRecallCallback):
     ('my_precision/_micro', 'my_precision/_macro')
     """
 
-    def __init__(
-        self,
-        input_key: str | None = None,
-        target_key: str | None = None,
-        num_classes: int | None = None,
-        zero_division: float = 0,
-        *,
-        threshold: float | None = None,
-        log_on_batch: bool = True,
-        log_table: bool = True,
-        compute_per_class_metrics: bool = False,
-        prefix: str | None = None,
-        suffix: str | None = None,
-    ) -> None:
-        metric = PrecisionRecallF1SupportMetric(
-            num_classes,
-            zero_division,
-            threshold=threshold,
-            compute_per_class_metrics=compute_per_class_metrics,
-            prefix=prefix,
-            suffix=suffix,
-        )
-        super().__init__(metric, log_on_batch=log_on_batch, input_key=input_key, target_key=target_key)
-        self.log_table = log_table
+    kind = PrecisionRecallF1SupportMetric
 
 
 class MultilabelPrecisionRecallF1SupportCallback(_PrecisionRecallCallback):
@@ -93,27 +91,4 @@ class MultilabelPrecisionRecallF1SupportCallback(_PrecisionRecallCallback):
     'f1/_weighted'
     """
 
-    def __init__(
-        self,
-        input_key: str | None = None,
-        target_key: str | None = None,
-        num_classes: int | None = None,
-        zero_division: float = 0,
-        *,
-        threshold: float = 0.5,
-        log_on_batch: bool = True,
-        log_table: bool = True,
-        compute_per_class_metrics: bool = False,
-        prefix: str | None = None,
-        suffix: str | None = None,
-    ) -> None:
-        metric = MultilabelPrecisionRecallF1SupportMetric(
-            num_classes,
-            zero_division,
-            threshold=threshold,
-            compute_per_class_metrics=compute_per_class_metrics,
-            prefix=prefix,
-            suffix=suffix,
-        )
-        super().__init__(metric, log_on_batch=log_on_batch, input_key=input_key, target_key=target_key)
-        self.log_table = log_table
+    kind = MultilabelPrecisionRecallF1SupportMetric

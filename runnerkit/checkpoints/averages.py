@@ -12,7 +12,7 @@ from torch import Tensor
 
 from runnerkit.checkpoints.weights import read_weights
 from runnerkit.storage.claims import readable
-from runnerkit.storage.remote.urls import as_url, shown
+from runnerkit.storage.remote.urls import as_url, plain_path, shown
 from runnerkit.types import StateDict
 
 
@@ -60,7 +60,7 @@ def get_averaged_weights_by_path_mask(path_mask: str, logdir: str | PathLike[str
 def _local(mask: str) -> Path:
     """Return the pattern of local files that one with a URL stands for; they are copied."""
     if (url := as_url(mask)) is None:
-        return Path(mask)
+        return plain_path(mask)
     folder, _, name = url.rpartition("/")
     if glob.has_magic(folder):
         raise ValueError(f"only the last part of a URL may be a pattern, got {url}: pass logdir and a pattern")

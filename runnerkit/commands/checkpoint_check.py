@@ -21,14 +21,11 @@ def check_checkpoints(logdir: Path) -> Iterator[Finding]:
     if not folder.is_dir():
         yield Finding("note", FOLDER, "does not exist: nothing to resume from")
         return
+    records, index = list[Record](), folder / "index.json"
     try:
-        records = read_index(folder / "index.json")
-    except FileNotFoundError:
-        records = []
-        yield from _check_index(folder, records)
+        records = read_index(index) if index.exists() else records
     except (ValueError, OSError) as error:
         yield Finding("BROKEN", f"{FOLDER}/index.json", f"cannot be read ({error}): no checkpoint can be found")
-        records = []
     else:
         yield from _check_index(folder, records)
     defects = {record.name: _defect(folder / record.name, record) for record in records}

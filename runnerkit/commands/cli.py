@@ -177,16 +177,17 @@ def export(
     from runnerkit.checkpoints.weights import export_safetensors
     from runnerkit.commands.configured_run import FILE
     from runnerkit.commands.export import SUFFIXES, export_configured, export_hf
-    from runnerkit.storage.remote.copies import local_copy, logdir_of
+    from runnerkit.storage.remote.copies import local_copy, logdir_of, name_of
     from runnerkit.storage.remote.urls import as_url
 
+    source = name_of(source)
     logdir = logdir_of(source)
     config_file = local_copy(logdir, logs_only=True) / FILE
     if as_url(source) is None and not source.exists():
         raise FileNotFoundError(f"{source}: no such logdir or checkpoint")
     if out is not None and output is not None:
         raise ValueError(f"pass either OUT or --output, got {out} and {output}")
-    out = out or output or logdir / (f"model{SUFFIXES[to]}" if to in SUFFIXES else to)
+    out = name_of(out or output or logdir / (f"model{SUFFIXES[to]}" if to in SUFFIXES else to))
     given = {"config": config, "max_shard_size": max_shard_size, "key": key}
     given = {name: value for name, value in given.items() if value is not None}
     if given and to != "hf":
@@ -326,8 +327,9 @@ def fetch(
 ) -> None:
     """Copy a run from a store to a local folder, with the files and names that it would have there."""
     from runnerkit.storage.remote.copies import copy_into
-    from runnerkit.storage.remote.urls import as_url
+    from runnerkit.storage.remote.urls import as_url, plain_path
 
+    folder = plain_path(folder)
     source = as_url(url)
     if source is None:
         raise ValueError(f"{url} is not the URL of a store, such as s3://bucket/run")

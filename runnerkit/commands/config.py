@@ -62,7 +62,7 @@ class Config:
             return None
         if isinstance(node, list):  # one by one: an error names its place
             return [self.make(f"{key}.{index}", *arguments) for index in range(len(node))]
-        checked = self._with_new_names(self._checked(node, key), key)
+        checked = self._checked(node, key, is_made=True)
         utils, errors = _package("hydra.utils"), _package("hydra.errors")
         try:
             return utils.instantiate(checked, *arguments, _convert_="all")
@@ -96,13 +96,21 @@ class Config:
             for name, value in values.items()
         }
 
-    def _checked(self, node: Any, key: str) -> Any:
+    def _checked(self, node: Any, key: str, *, is_made: bool = False) -> Any:
+        """Return the node with values of the types that its components expect; also with today's names to make it."""
         if isinstance(node, list):
-            return [self._checked(each, f"{key}.{index}") for index, each in enumerate(node)]
+            return [self._checked(each, f"{key}.{index}", is_made=is_made) for index, each in enumerate(node)]
         if not isinstance(node, dict):
             return node
-        values = {name: self._checked(each, f"{key}.{name}") for name, each in node.items()}
-        return self.check_call(values, key, self._imported(node[_TARGET], key)) if _TARGET in node else values
+        values = {name: self._checked(each, f"{key}.{name}", is_made=is_made) for name, each in node.items()}
+        if _TARGET not in node:
+            return values
+        target = self._imported(node[_TARGET], key)
+        values = self.check_call(values, key, target)
+        if is_made:
+            self.rename(values, key, target)
+        of_monitor = {_TARGET: f"{Monitor.__module__}.{Monitor.__name__}"}  # Hydra creates it again
+        return {name: of_monitor | asdict(each) if isinstance(each, Monitor) else each for name, each in values.items()}
 
     def rename(self, values: dict[str, Any], key: str, target: Callable[..., Any]) -> None:
         """Give arguments of `target` the names that they have today, with a warning that says what to write.
@@ -119,17 +127,6 @@ class Config:
             raise ValueError(f"{place}: {error}") from error
         if old:
             warn_of_argument(f"{place}: {_in_yaml(old)}", instead=_in_yaml(new) or NOTHING)
-
-    def _with_new_names(self, node: Any, key: str) -> Any:
-        if isinstance(node, list):
-            return [self._with_new_names(each, f"{key}.{index}") for index, each in enumerate(node)]
-        if not isinstance(node, dict):
-            return node
-        values = {name: self._with_new_names(each, f"{key}.{name}") for name, each in node.items()}
-        if _TARGET in values:
-            self.rename(values, key, self._imported(values[_TARGET], key))
-        of_monitor = {_TARGET: f"{Monitor.__module__}.{Monitor.__name__}"}  # Hydra creates it again
-        return {name: of_monitor | asdict(each) if isinstance(each, Monitor) else each for name, each in values.items()}
 
     def _imported(self, path: Any, key: str) -> Callable[..., Any]:
         log = logging.getLogger("hydra.utils")
@@ -188,10 +185,10 @@ def read_config(path: Path, overrides: Iterable[str] = (), given: Mapping[str, A
         ValueError: it is not a YAML mapping, a reference cannot be resolved, or an override is invalid.
         ImportError: a required package is not installed.
     """
-    from runnerkit.storage.remote.copies import local_copy  # late: other commands read no config
+    from runnerkit.storage.remote.copies import local_copy, name_of  # late: other commands read no config
 
     omegaconf, yaml = _package("omegaconf"), importlib.import_module("yaml")
-    file = local_copy(path)
+    file, path = local_copy(path), name_of(path)
     if not file.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     try:

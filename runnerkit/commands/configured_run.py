@@ -19,7 +19,7 @@ from runnerkit.errors import UnknownKeyError, did_you_mean
 from runnerkit.seeding.generators import set_global_seed
 from runnerkit.storage.atomic_file import write_text
 from runnerkit.storage.logdir_lock import holder, is_held, lock
-from runnerkit.storage.remote.copies import holds_run
+from runnerkit.storage.remote.copies import holds_run, name_of
 from runnerkit.storage.remote.logdir import NEW
 from runnerkit.storage.remote.urls import as_url, local_path
 from runnerkit.supervised import SupervisedRunner
@@ -190,7 +190,7 @@ def choose_logdir(config: Config, *, resume: bool) -> Path:
         if not resume:
             return next(each for each in chain([logdir], others) if not (_holds_run(each) or _is_in_use(each)))
     else:
-        logdir = Path(config.values["logdir"])
+        logdir = name_of(config.values["logdir"])
     if (url := as_url(logdir)) is not None:
         if (job is None or job.rank == 0) and not resume and holds_run(url):
             raise FileExistsError(f"{url} contains a run: continue it with --resume, or choose another --logdir")

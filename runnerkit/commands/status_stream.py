@@ -11,7 +11,7 @@ from runnerkit.storage.remote.copies import local_copy
 from runnerkit.storage.remote.urls import as_url, shown
 from runnerkit.storage.status_file import FILE, read_status
 
-_STORE_EVERY_S = 10.0  # a run uploads its logs less often than that
+STORE_EVERY_S = 10.0  # a run uploads its logs less often than that
 
 
 def statuses(logdir: str | os.PathLike[str], *, once: bool = False, every_s: float = 2.0) -> Iterator[dict[str, Any]]:
@@ -37,4 +37,4 @@ def statuses(logdir: str | os.PathLike[str], *, once: bool = False, every_s: flo
         if once or status["state"] != "running":
             return
         before = status
-        time.sleep(every_s if as_url(logdir) is None else max(every_s, _STORE_EVERY_S))
+        time.sleep(every_s if as_url(logdir) is None else max(every_s, STORE_EVERY_S))

@@ -7,15 +7,15 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.commands.braille import draw_curves, limits
+from runnerkit.commands.status_stream import STORE_EVERY_S
 from runnerkit.history.best_values import compare_runs, settings_of, without_missing
 from runnerkit.history.chosen_metrics import changing_metrics, default_metrics, monitored_metrics
 from runnerkit.history.frame import Logdirs, find_runs, folders_of, read_metrics, select
 from runnerkit.history.plot import x_axis
-from runnerkit.storage.remote.urls import as_url
+from runnerkit.storage.remote.urls import as_url, plain_path
 from runnerkit.storage.status_file import describe, read_status
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _COLORS = ("cyan", "yellow", "green", "magenta", "blue", "red")  # of loaders, or of runs
-_STORE_EVERY_S = 10.0  # a run uploads its logs less often than that
 _MAX_RUNS = 12  # in the table
 _MIN_WIDTH, _MIN_HEIGHT, _MAX_HEIGHT = 38, 9, 16  # characters per metric
 
@@ -71,7 +70,7 @@ def watch(
             except KeyError as error:
                 picture = Text(error.args[0])  # it may be logged later
             live.update(picture, refresh=True)
-            time.sleep(max(every_s, _STORE_EVERY_S) if any(map(as_url, folders_of(logdir))) else every_s)
+            time.sleep(max(every_s, STORE_EVERY_S) if any(map(as_url, folders_of(logdir))) else every_s)
 
 
 def _picture(
@@ -84,7 +83,7 @@ def _picture(
         runs = find_runs(logdir)
         table = read_metrics(logdir)
     except FileNotFoundError:
-        has_begun = len(folders) == 1 and as_url(folders[0]) is None and (Path(folders[0]) / "csv").is_dir()
+        has_begun = len(folders) == 1 and as_url(folders[0]) is None and (plain_path(folders[0]) / "csv").is_dir()
         if not has_begun:
             raise
         return Text(f"{folders[0]}: nothing is logged yet")

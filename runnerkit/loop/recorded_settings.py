@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runnerkit.callback import ICallback, innermost
+from runnerkit.resume.compatibility import step_settings
 from runnerkit.resume.overrides import options_of
 from runnerkit.sampling.loader_members import LoaderMembers
 from runnerkit.support.component_members import OptimizerMembers
@@ -30,13 +31,6 @@ def recorded_settings(runner: IRunner) -> dict[str, Any]:
     own entries. A learning rate is the one before schedules.
     """
     limits = vars(runner.current_run.stage.budget.given)
-    knobs = {
-        "accumulation_steps": runner.accumulation_steps,
-        "gradient_clip": runner.gradient_clip,
-        "epoch_steps": runner.epoch_steps,
-        "loss_reduction": runner.loss_reduction,
-        "valid_every_steps": runner.valid_every_steps,
-    }
     schedulers = as_dict(runner.scheduler)
     sizes = {key: LoaderMembers(loader).batch_size for key, loader in runner.loaders.items()}
     settings: dict[str, Any] = {
@@ -47,7 +41,7 @@ def recorded_settings(runner: IRunner) -> dict[str, Any]:
         "batch_size": {key: size for key, size in sizes.items() if size is not None},
         "precision": precision_of(runner.current_run.stage.autocast),
         **limits,
-        **{name: value for name, value in knobs.items() if value != _DEFAULTS.get(name)},
+        **{name: value for name, value in step_settings(runner).items() if value != _DEFAULTS.get(name)},
         "monitored": _monitored(runner.callbacks.values()),
     }
     known: dict[str, Any] = redacted(plain({name: value for name, value in settings.items() if value is not None}))

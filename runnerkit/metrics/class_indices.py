@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -196,6 +197,12 @@ def count_indices(indices: Tensor, *, num_classes: int, weights: Tensor | None =
 def numbered_classes(num_classes: int) -> list[str]:
     """Return default class names: class_00 and so on."""
     return [f"class_{index:02d}" for index in range(num_classes)]
+
+
+def by_class(name: str, values: Tensor, class_names: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """Return values of classes, (C,), by the names of metrics, such as f1/class_00."""
+    class_names = class_names or numbered_classes(len(values))
+    return {f"{name}/{each}": value for each, value in zip(class_names, values, strict=True)}
 
 
 def _checked_classes(found: int, expected: int | None) -> int:

@@ -187,19 +187,18 @@ class LoaderMeans:
     def load_state_dicts(self, states: Sequence[StateDict], *, device: torch.device) -> None:
         """Load the :meth:`state_dict` of one process, bit for bit, or the sum of several."""
         self.num_samples = sum(state["num_samples"] for state in states)
-        for position, state in enumerate(states):
+        self._sums, self._host_sums = {}, {}
+        for state in states:
             if self.first_non_finite is not None and "first_non_finite" in state:
                 self.first_non_finite.load_state_dict(state["first_non_finite"], device=device)
-            sums = {tuple(keys): (total.to(device), count) for keys, total, count in state["sums"]}
-            if position == 0:
-                self._sums, self._host_sums = sums, dict(state["host_sums"])
-                continue
-            for keys, (total, count) in sums.items():
-                known, known_count = self._sums.get(keys, (torch.zeros_like(total), 0))
-                self._sums[keys] = known + total, known_count + count
-            for key, (number, count) in state["host_sums"].items():
-                known_number, known_count = self._host_sums.get(key, (0.0, 0))
-                self._host_sums[key] = known_number + number, known_count + count
+            for keys, total, count in state["sums"]:
+                self._sums[tuple(keys)] = _plus(self._sums.get(tuple(keys)), (total.to(device), count))
+            for key, own in state["host_sums"].items():
+                self._host_sums[key] = _plus(self._host_sums.get(key), own)
+
+
+def _plus(known: tuple[Any, Any] | None, own: tuple[Any, Any]) -> tuple[Any, Any]:
+    return own if known is None else (known[0] + own[0], known[1] + own[1])
 
 
 def _plain(value: Any) -> Any:

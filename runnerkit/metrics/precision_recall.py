@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from runnerkit.metrics.class_indices import (
+    by_class,
     check_all_classes,
     check_multilabel,
     check_none_outside,
@@ -12,7 +13,6 @@ from runnerkit.metrics.class_indices import (
     count_indices,
     is_above,
     num_outside,
-    numbered_classes,
 )
 from runnerkit.metrics.metric import Sums, SumsMetric, ratio
 from runnerkit.support.arguments import check_integers, check_numbers
@@ -60,6 +60,8 @@ def precision_recall_fbeta_support(
 
 
 class _PrecisionRecallMetric(SumsMetric):
+    default_threshold: float | None = None
+
     def __init__(
         self,
         num_classes: int | None = None,
@@ -73,7 +75,8 @@ class _PrecisionRecallMetric(SumsMetric):
         check_integers(self, or_none=True, num_classes=num_classes)
         check_numbers(self, zero_division=zero_division)
         check_numbers(self, or_none=True, threshold=threshold)
-        self.num_classes, self.zero_division, self.threshold = num_classes, zero_division, threshold
+        self.num_classes, self.zero_division = num_classes, zero_division
+        self.threshold = self.default_threshold if threshold is None else threshold
         self.compute_per_class_metrics = compute_per_class_metrics
         super().__init__(_NAMES, prefix=prefix, suffix=suffix)
 
@@ -107,8 +110,8 @@ class _PrecisionRecallMetric(SumsMetric):
                 (of_classes * support).sum(), support.sum(), zero_division=zero_division
             )
             if self.compute_per_class_metrics:
-                values |= _by_class(name, of_classes)
-        return values | (_by_class("support", support) if self.compute_per_class_metrics else {})
+                values |= by_class(name, of_classes)
+        return values | (by_class("support", support) if self.compute_per_class_metrics else {})
 
 
 class PrecisionRecallF1SupportMetric(_PrecisionRecallMetric):
@@ -152,7 +155,7 @@ class MultilabelPrecisionRecallF1SupportMetric(_PrecisionRecallMetric):
     Args:
         num_classes: C, checked if given.
         zero_division: the value if a denominator is 0.
-        threshold: scores above it are positive; pass 0 for logits.
+        threshold: scores above it are positive, by default 0.5; pass 0 for logits.
         compute_per_class_metrics, prefix, suffix: see :class:`PrecisionRecallF1SupportMetric`.
 
     >>> import torch
@@ -162,21 +165,7 @@ class MultilabelPrecisionRecallF1SupportMetric(_PrecisionRecallMetric):
     0.5
     """
 
-    def __init__(
-        self,
-        num_classes: int | None = None,
-        zero_division: float = 0,
-        *,
-        threshold: float = 0.5,
-        compute_per_class_metrics: bool = False,
-        prefix: str | None = None,
-        suffix: str | None = None,
-    ) -> None:
-        check_numbers(self, threshold=threshold)
-        super().__init__(
-            num_classes, zero_division, threshold=threshold,
-            compute_per_class_metrics=compute_per_class_metrics, prefix=prefix, suffix=suffix,
-        )  # fmt: skip
+    default_threshold = 0.5
 
     def count(self, scores: Tensor, targets: Tensor) -> Sums:
         check_multilabel(scores, targets)
@@ -211,8 +200,3 @@ def _parts(counts: Sums, beta: float = 1) -> dict[str, tuple[Tensor, Tensor]]:
         "recall": (hits, support),
         "f1": ((1 + square) * hits, predicted + square * support),
     }
-
-
-def _by_class(name: str, values: Tensor) -> Sums:
-    names = numbered_classes(len(values))
-    return {f"{name}/{each}": value for each, value in zip(names, values, strict=True)}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import reduce
 
 import torch
 from torch import Tensor
 
-from runnerkit.metrics.metric import Metric, Sums, ratio, unlike, widest
+from runnerkit.metrics.metric import Sums, SumsMetric, ratio, unlike, widest
 from runnerkit.metrics.reduction import PartialSums
-from runnerkit.types import StateDict
 
 __all__ = ["R2Metric", "r2"]
 
@@ -32,13 +30,13 @@ def r2(outputs: Tensor, targets: Tensor) -> Tensor:
     >>> r2(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1.0, 2.0, 3.0]))
     tensor(0.5000, dtype=torch.float64)
     """
-    sums = _sums_of(outputs, targets, shift=None)
-    if sums is None:
+    sums = _sums_of(outputs, targets)
+    if not sums:
         raise ValueError("r2 needs at least one sample")
     return _r2_of(sums)
 
 
-class R2Metric(Metric):
+class R2Metric(SumsMetric):
     """Value ``r2squared``, of :func:`r2`. Update with outputs and targets, (N,) or (N, D).
 
     Nine digits are exact even for targets with a large mean, such as times in seconds: the first target is subtracted
@@ -58,26 +56,16 @@ class R2Metric(Metric):
     def __init__(self, *, prefix: str | None = None, suffix: str | None = None) -> None:
         super().__init__(["r2squared"], prefix=prefix, suffix=suffix)
 
-    def reset(self) -> None:
-        self._sums: Sums = {}
+    def count(self, outputs: Tensor, targets: Tensor) -> Sums:
+        return _sums_of(outputs, targets)
 
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        self._add(_sums_of(outputs, targets, shift=self._sums.get("shift")))
+    def values(self, sums: Sums) -> Sums:
+        return {"r2squared": _r2_of(sums)} if sums else {}
 
-    def update_key_value(self, outputs: Tensor, targets: Tensor) -> Sums:
-        sums = _sums_of(outputs, targets, shift=None)
-        self._add(sums)
-        return self._named({"r2squared": _r2_of(sums)}) if sums is not None else {}
-
-    def _add(self, sums: Sums | None) -> None:
-        if sums is not None:
-            if self._sums and sums["errors"].shape != self._sums["errors"].shape:
-                raise unlike(self, self._sums["errors"].shape, sums["errors"].shape)
-            self._sums = _merged(self._sums, sums) if self._sums else sums
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._sums
+    def _add(self, sums: Sums) -> None:
+        if self._sums and sums and sums["errors"].shape != self._sums["errors"].shape:
+            raise unlike(self, self._sums["errors"].shape, sums["errors"].shape)
+        self._sums = _merged(self._sums, sums) if self._sums and sums else self._sums or sums
 
     def share(self) -> PartialSums | None:
         return PartialSums({}, rows=self._sums) if self._sums else None
@@ -86,28 +74,17 @@ class R2Metric(Metric):
         of_parts = [dict(zip(total.sums, row, strict=True)) for row in zip(*total.sums.values(), strict=True)]
         self._sums = reduce(_merged, (each for each in of_parts if each["num"]))
 
-    def state_dict(self) -> StateDict:
-        return {name: each.cpu() for name, each in self._sums.items()}
 
-    def load_state_dicts(self, states: Sequence[StateDict], *, device: torch.device) -> None:
-        for state in states:
-            if state:
-                self._add({name: each.to(device) for name, each in state.items()})
-
-    def _values(self) -> Sums:
-        return {"r2squared": _r2_of(self._sums)}
-
-
-def _sums_of(outputs: Tensor, targets: Tensor, *, shift: Tensor | None) -> Sums | None:
-    """Sum targets, and their squares, after subtraction of `shift`, by default the first target; no host sync."""
+def _sums_of(outputs: Tensor, targets: Tensor) -> Sums:
+    """Sum targets, and their squares, after subtraction of the first target; {} without any; no host sync."""
     shapes = [[size for size in each.shape[1:] if size != 1] for each in (outputs, targets)]
     are_alike = shapes[0] == shapes[1] or min(map(len, shapes)) < 2
     if outputs.numel() != targets.numel() or outputs.shape[:1] != targets.shape[:1] or not (targets.ndim and are_alike):
         raise ValueError(f"expected outputs and targets (N, D), got {tuple(outputs.shape)}, {tuple(targets.shape)}")
     if not len(targets):
-        return None
+        return {}
     outputs, targets = (widest(each.detach()).reshape(len(targets), -1) for each in (outputs, targets))
-    shift = targets[0].clone() if shift is None else shift
+    shift = targets[0].clone()
     offsets, errors = targets - shift, targets - outputs
     return {
         "shift": shift,

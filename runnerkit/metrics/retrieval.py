@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -87,7 +88,7 @@ def average_precision(scores: Tensor, targets: Tensor, k: int) -> Tensor:
     """
     [k] = checked_topk("average_precision", k)
     num_negative(targets)
-    return _where_known(scores, average_precision_of_rows(ranked(scores, targets), k=k))
+    return _where_known(scores, MAPMetric.rows(ranked(scores, targets), k=k))
 
 
 def _of_batch(metric: RankingMetric, scores: Tensor, targets: Tensor) -> list[Tensor]:
@@ -98,7 +99,11 @@ class RankingMetric(SumsMetric):
     """Base class of the metrics of this module."""
 
     name: str
-    rows: Callable[..., Tensor]  # (relevances (N, M) in the order of the scores, k=k) -> each row's value, (N,)
+
+    @staticmethod
+    @abstractmethod
+    def rows(relevance: Tensor, *, k: int) -> Tensor:
+        """Return the value of each row, (N,), from the (N, M) relevances of :func:`ranked`."""
 
     def __init__(
         self, topk: int | Iterable[int] | None = None, *, prefix: str | None = None, suffix: str | None = None
@@ -148,47 +153,6 @@ def ranked(scores: Tensor, targets: Tensor) -> Tensor:
     return targets.gather(1, order).to(widest_float(scores.device))
 
 
-def hit_rate_of_rows(relevance: Tensor, *, k: int) -> Tensor:
-    """Compute the fraction of a row's relevant items that are among the first k; 0 in a row without any.
-
-    With one relevant item per row, this is 1 if the item is among the first k. `relevance` is from :func:`ranked`.
-
-    >>> hit_rate_of_rows(torch.tensor([[0.0, 1.0, 1.0]]), k=2)
-    tensor([0.5000])
-    """
-    return _per_relevant(relevance[:, :k].sign().sum(dim=1), relevance.sign().sum(dim=1))
-
-
-def reciprocal_rank_of_rows(relevance: Tensor, *, k: int) -> Tensor:
-    """Compute 1 / position of the first relevant item; 0 if it is not among the first k.
-
-    >>> reciprocal_rank_of_rows(torch.tensor([[0.0, 1.0, 1.0]]), k=2)
-    tensor([0.5000])
-    """
-    return (relevance[:, :k].sign() / _places(relevance[:, :k])).amax(dim=1)
-
-
-def average_precision_of_rows(relevance: Tensor, *, k: int) -> Tensor:
-    """Average the precision at the positions of the relevant items among the first k; 0 if there are none.
-
-    >>> average_precision_of_rows(torch.tensor([[1.0, 0.0, 1.0]]), k=3)
-    tensor([0.8333])
-    """
-    hits = relevance[:, :k].sign()
-    return _per_relevant((hits * hits.cumsum(dim=1) / _places(hits)).sum(dim=1), hits.sum(dim=1))
-
-
-def ndcg_of_rows(relevance: Tensor, *, k: int) -> Tensor:
-    """Divide the gain 2^grade - 1, discounted by log2(position + 1), by that of the best order; 0 without any gain.
-
-    >>> ndcg_of_rows(torch.tensor([[0.0, 1.0]]), k=2)
-    tensor([0.6309])
-    """
-    best = relevance.sort(dim=1, descending=True).values
-    gains = [((2 ** each[:, :k] - 1) / torch.log2(_places(each[:, :k]) + 1)).sum(dim=1) for each in (relevance, best)]
-    return _per_relevant(*gains)
-
-
 def _places(relevance: Tensor) -> Tensor:
     return torch.arange(1, relevance.shape[1] + 1, dtype=relevance.dtype, device=relevance.device)
 
@@ -211,7 +175,11 @@ class HitrateMetric(RankingMetric):
     """
 
     name = "hitrate"
-    rows = staticmethod(hit_rate_of_rows)
+
+    @staticmethod
+    def rows(relevance: Tensor, *, k: int) -> Tensor:
+        """Return the fraction of a row's relevant items that are among the first k; 0 without any."""
+        return _per_relevant(relevance[:, :k].sign().sum(dim=1), relevance.sign().sum(dim=1))
 
 
 class MRRMetric(RankingMetric):
@@ -222,7 +190,11 @@ class MRRMetric(RankingMetric):
     """
 
     name = "mrr"
-    rows = staticmethod(reciprocal_rank_of_rows)
+
+    @staticmethod
+    def rows(relevance: Tensor, *, k: int) -> Tensor:
+        """Return 1 / position of the first relevant item; 0 if it is not among the first k."""
+        return (relevance[:, :k].sign() / _places(relevance[:, :k])).amax(dim=1)
 
 
 class MAPMetric(RankingMetric):
@@ -233,7 +205,12 @@ class MAPMetric(RankingMetric):
     """
 
     name = "map"
-    rows = staticmethod(average_precision_of_rows)
+
+    @staticmethod
+    def rows(relevance: Tensor, *, k: int) -> Tensor:
+        """Average the precision at the positions of the relevant items among the first k; 0 if there are none."""
+        hits = relevance[:, :k].sign()
+        return _per_relevant((hits * hits.cumsum(dim=1) / _places(hits)).sum(dim=1), hits.sum(dim=1))
 
 
 class NDCGMetric(RankingMetric):
@@ -244,4 +221,10 @@ class NDCGMetric(RankingMetric):
     """
 
     name = "ndcg"
-    rows = staticmethod(ndcg_of_rows)
+
+    @staticmethod
+    def rows(relevance: Tensor, *, k: int) -> Tensor:
+        """Divide the gain 2^grade - 1, discounted by log2(position + 1), by that of the best order; 0 without any."""
+        best = relevance.sort(dim=1, descending=True).values
+        gains = [((2**top - 1) / torch.log2(_places(top) + 1)).sum(dim=1) for top in (relevance[:, :k], best[:, :k])]
+        return _per_relevant(*gains)

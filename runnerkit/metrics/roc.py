@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from runnerkit.metrics.class_indices import check_classes, check_none_outside, num_outside, numbered_classes
+from runnerkit.metrics.class_indices import by_class, check_classes, check_none_outside, num_outside
 from runnerkit.metrics.metric import SamplesMetric, Sums, ratio, widest
 
 __all__ = ["AUCMetric", "auc", "roc_curve"]
@@ -32,7 +32,7 @@ def auc(scores: Tensor, targets: Tensor) -> Tensor:
     >>> auc(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1]))
     tensor([0.7500], dtype=torch.float64)
     """
-    return _of_classes(*_by_class(scores, targets))
+    return _of_classes(*_one_against_others(scores, targets))
 
 
 def roc_curve(scores: Tensor, targets: Tensor, *, max_points: int | None = None) -> dict[str, Tensor]:
@@ -105,7 +105,7 @@ class AUCMetric(SamplesMetric):
         return [scores, targets]
 
     def values(self, scores: Tensor, targets: Tensor) -> Sums:
-        scores, is_positive = _by_class(scores, targets)
+        scores, is_positive = _one_against_others(scores, targets)
         of_classes = _of_classes(scores, is_positive)
         macro, support = of_classes.nanmean(), is_positive.sum(dim=0) * ~of_classes.isnan()
         values = {
@@ -115,8 +115,7 @@ class AUCMetric(SamplesMetric):
             "auc/_weighted": ratio((of_classes.nan_to_num() * support).sum(), support.sum(), zero_division=torch.nan),
         }
         if self.compute_per_class_metrics:
-            names = numbered_classes(len(of_classes))
-            values |= {f"auc/{name}": each for name, each in zip(names, of_classes, strict=True)}
+            values |= by_class("auc", of_classes)
         return values
 
     @property
@@ -128,7 +127,7 @@ class AUCMetric(SamplesMetric):
         """Return the :func:`roc_curve` of each class over all batches, with at most 51 points each."""
         if self.is_empty:
             return []
-        pairs = zip(*(each.unbind(1) for each in _by_class(*self.all_columns())), strict=True)
+        pairs = zip(*(each.unbind(1) for each in _one_against_others(*self.all_columns())), strict=True)
         return [roc_curve(*pair, max_points=_NUM_POINTS) for pair in pairs]
 
 
@@ -144,7 +143,7 @@ def _check_shapes(scores: Tensor, targets: Tensor) -> None:
         )
 
 
-def _by_class(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _one_against_others(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return scores (N, C), and which of them are of positive samples, (N, C) bool."""
     _check_shapes(scores, targets)
     if scores.ndim == 2 and scores.shape[1] > 1 and targets.ndim == 1:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runnerkit.metrics.class_indices import check_none_outside, is_above, num_outside, numbered_classes
+from runnerkit.metrics.class_indices import by_class, check_none_outside, is_above, num_outside
 from runnerkit.metrics.metric import Sums, SumsMetric, ratio, widest
 from runnerkit.support.arguments import check_integers, check_names, check_numbers
 
@@ -131,8 +131,7 @@ class _OverlapMetric(SumsMetric, ABC):
                 (weight * each for weight, each in zip(self.weights, of_classes, strict=True)), torch.zeros_like(macro)
             )
         if self.compute_per_class_metrics:
-            names = self.class_names or numbered_classes(len(of_classes))
-            values |= {f"{self.name}/{name}": each for name, each in zip(names, of_classes, strict=True)}
+            values |= by_class(self.name, of_classes, self.class_names)
         return values
 
     def _index(self, sums: Sums) -> Tensor:

@@ -175,15 +175,21 @@ def check_optimizer_state(saved: StateDict, optimizer: Any, source: str, *, was:
         )
 
 
+def step_settings(runner: IRunner) -> dict[str, Any]:
+    """Return the arguments of `train` that change the steps of a run."""
+    return {
+        "valid_every_steps": runner.valid_every_steps,
+        "epoch_steps": runner.epoch_steps,
+        "accumulation_steps": runner.accumulation_steps,
+        "gradient_clip": runner.gradient_clip,
+        "loss_reduction": runner.loss_reduction,
+    }
+
+
 def resume_settings(runner: IRunner) -> dict[str, Any]:
     """Collect by name the settings of a run that may change between two starts, as plain values."""
     settings: dict[str, Any] = dict(flat(plain(redacted(runner.hparams)), "hparams"))
-    settings["seed"] = runner.seed
-    settings["valid_every_steps"] = runner.valid_every_steps
-    settings["epoch_steps"] = runner.epoch_steps
-    settings["accumulation_steps"] = runner.accumulation_steps
-    settings["gradient_clip"] = runner.gradient_clip
-    settings["loss_reduction"] = runner.loss_reduction
+    settings |= {"seed": runner.seed, **step_settings(runner)}
     settings["precision"] = type(runner.engine.precision).__name__
     if runner.engine.device.type == "cpu":
         # It affects the rounding of sums. The name has the number of processes, a change of which warns elsewhere.

@@ -58,9 +58,10 @@ def draw_matrix(
         figure.colorbar(image, shrink=0.8)
         return figure
     middle = numbers.max(initial=0) / 2
-    for (row, column), number in _cells(numbers):
-        text = f"{number:.2f}" if is_fraction else f"{number:.0f}"
-        axes.text(column, row, text, ha="center", va="center", color="white" if number > middle else "black")
+    for row, of_row in enumerate(numbers.tolist()):
+        for column, number in enumerate(of_row):
+            text = f"{number:.2f}" if is_fraction else f"{number:.0f}"
+            axes.text(column, row, text, ha="center", va="center", color="white" if number > middle else "black")
     return figure
 
 
@@ -106,7 +107,3 @@ def draw_table(columns: Mapping[str, Sequence[str | float]], *, title: str) -> F
         if isinstance(value, float) and value == value:
             cell.set_facecolor((1 - 0.5 * value, 1 - 0.25 * value, 1.0))
     return figure
-
-
-def _cells(numbers: np.ndarray) -> list[tuple[tuple[int, int], float]]:
-    return [((i, j), number) for i, row in enumerate(numbers.tolist()) for j, number in enumerate(row)]

@@ -54,22 +54,18 @@ class ObjectMetricCallback(LoaderStateCallback[Metric]):
 
     def finish(self, runner: IRunner, state: Metric, total: PartialSums) -> None:
         state.take(total)
-        runner.loader_metrics.update(self.read(runner, state))
+        try:
+            runner.loader_metrics.update(self.values(state))
+        except ValueError as error:
+            raise ValueError(f"loader {runner.loader_key!r}: {error}") from None
         if runner.loggers:
             self.show(runner, state)
 
     def show(self, runner: IRunner, state: Metric) -> None:
         """Log tables and figures of a loader; only the rank with loggers calls this."""
 
-    def read(self, runner: IRunner, state: Metric) -> Metrics:
-        """Return the values of a loader; every rank calls this."""
-        try:
-            return self.values(state)
-        except ValueError as error:
-            raise ValueError(f"loader {runner.loader_key!r}: {error}") from None
-
     def values(self, state: Metric) -> Metrics:
-        """Compute what is logged.
+        """Compute what is logged of a loader; every rank calls this.
 
         Raises:
             ValueError: a batch was invalid, if that was not known before.

@@ -57,6 +57,7 @@ class Store:
 
     Raises:
         ImportError: the package for the protocol is missing; names it.
+        ValueError: the URL has a question mark, and the protocol's package does not read it as a part of the name.
     """
 
     def __init__(self, url: str, *, patience_s: float | None = PATIENCE_S) -> None:
@@ -66,13 +67,15 @@ class Store:
         self.patience_s = patience_s
         protocol = url.partition("://")[0]
         try:
+            self._root: str = fsspec.get_filesystem_class(protocol)._strip_protocol(url)
+            if "?" in url and "?" not in self._root:
+                raise ValueError(f"{url}: fsspec takes what follows ? for arguments of {protocol}: choose another name")
             # No caches: other processes write there too.
             self.fs: Any = fsspec.filesystem(
                 protocol, use_listings_cache=False, skip_instance_cache=True, **_options(protocol)
             )
         except ImportError as error:
             raise ImportError(f"{url}: {error}") from error
-        self._root: str = self.fs._strip_protocol(url)
         self.is_conditional = protocol in ("s3", "s3a")  # whether a write can depend on what it replaces
         self.last_error = "none was reported"
         self._has_worked = False

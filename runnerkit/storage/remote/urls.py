@@ -7,13 +7,14 @@ import re
 import sys
 import tempfile
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, unquote_to_bytes
 
 from runnerkit.support.redaction import redacted
 
 STAGING = "RUNNERKIT_STAGING"
 COPY = "copy-"  # begins the name of a folder with copies of what is in stores
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/+)(.+)", re.DOTALL)
+_FILE_URL = re.compile(r"(?:file|local):(?=/)(?://([^/]*))?(.*)", re.DOTALL | re.IGNORECASE)  # its host and path
 # A password may contain a slash. A number after the colon is a port, and an access point of S3 has colons.
 _PASSWORD = re.compile(r"(?!arn:)[^/:\[]*:(?:[^/]*@|(?!\d+/)[^@]*@)")
 _roots: list[Path] = []  # of staging folders that this process has used; the variable may change
@@ -68,14 +69,25 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 
 def plain_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a file on this machine, which may be a file:// URL.
+    """Return the path of a file on this machine, which may be a file:// URL, whose percent-encoding is decoded.
 
-    >>> plain_path("logs/run").as_posix(), plain_path(Path("file:///logs/run")).as_posix()
-    ('logs/run', '/logs/run')
+    Raises:
+        ValueError: the URL names another host or no path.
+
+    >>> plain_path("logs/run").as_posix(), plain_path(Path("file:///logs/my%20run")).as_posix()
+    ('logs/run', '/logs/my run')
     """
     text = os.fspath(path)
-    match = _URL.fullmatch(text) if isinstance(text, str) else None
-    return Path("/" + match[3] if match and match[1].lower() in ("file", "local") else text)
+    match = _FILE_URL.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        return Path(text)
+    if (match[1] or "").lower() not in ("", "localhost") or not match[2]:
+        raise ValueError(
+            f"{redacted(text)} is not the URL of an absolute path on this machine: pass file:///folder, or the path"
+        )
+    name = os.fsdecode(unquote_to_bytes(os.fsencode(match[2]))).lstrip("/")
+    has_drive = sys.platform == "win32" and name[1:2] == ":"
+    return Path(name if has_drive else f"/{name}")
 
 
 def folder_for(url: str, parent: Path) -> Path:
