@@ -241,7 +241,6 @@ class ActorJob:
 
         passed_on, original = PASSED_ON if self.asked else "", self.asked
 
-        @ray.remote(num_cpus=0, max_retries=0)  # it travels as its code, which does not import torch
         def send(pids: list[int], folder: str) -> None:
             if passed_on and os.path.isdir(folder):
                 with open(os.path.join(folder, passed_on), "w") as file:
@@ -252,11 +251,11 @@ class ActorJob:
             if deletes and folder:
                 shutil.rmtree(folder, ignore_errors=True)
 
-        tasks = []
+        task, sent = ray.remote(num_cpus=0, max_retries=0)(send), []  # it travels as its code, which imports no torch
         for place in self._places:
             beside = [rank for rank, each in enumerate(self._places) if each.node == place.node]
             pids = [self._places[rank].met.pid for rank in beside if rank in ranks]
             if place.local_rank == 0 and (pids or deletes):
                 where = NodeAffinitySchedulingStrategy(place.node, soft=False)
-                tasks.append(send.options(scheduling_strategy=where).remote(pids, place.met.folder))
-        return tasks
+                sent.append(task.options(scheduling_strategy=where).remote(pids, place.met.folder))
+        return sent

@@ -73,6 +73,14 @@ def cluster():
     cluster.close()
 
 
+@pytest.fixture
+def own_cluster():
+    """Return a running cluster of two nodes, for a test that kills one."""
+    cluster = Cluster()
+    yield cluster
+    cluster.close()
+
+
 class Script:
     """A run of ray_script.py, or of another script, with its output."""
 
@@ -180,15 +188,15 @@ def test_a_killed_actor_ends_the_run(cluster, tmp_path):
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.cold
-def test_a_killed_node_is_replaced_and_the_run_continues_exactly(cluster, tmp_path):
+def test_a_killed_node_is_replaced_and_the_run_continues_exactly(own_cluster, tmp_path):
     """After the loss of a node the job waits for another one, and ends as the uninterrupted run."""
-    script = Script(cluster, tmp_path, "ddp", NUM_EPOCHS, "holds", 1)
+    script = Script(own_cluster, tmp_path, "ddp", NUM_EPOCHS, "holds", 1)
     script.wait_for("holds with pid")
-    cluster.do("kill")
+    own_cluster.do("kill")
     try:
         script.wait_for("the job starts again")
     finally:
-        cluster.do("add 1")
+        own_cluster.do("add 1")
 
     assert script.end() == 0, script.output
 
