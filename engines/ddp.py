@@ -53,7 +53,7 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
         ddp_kwargs: further arguments of DistributedDataParallel.
         comm_hook: compress gradients: "fp16", "bf16", "powersgd", or (state, hook) for ``register_comm_hook``, or a
             function that returns such a pair in each process.
-        options: address, port, backend, device, devices, timeout_s as in ProcessGroupEngine; the rest as in IEngine.
+        options: address, port, backend, device, devices, timeout_s, launcher as in ProcessGroupEngine; else IEngine's.
 
     >>> DistributedDataParallelEngine(num_processes=2).is_ddp
     True

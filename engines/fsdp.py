@@ -72,7 +72,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
             of the modules in `plan`.
         plan: maps patterns of module names to "colwise", "rowwise" or another style, see docs/fsdp.md; None takes the
             model's own, as those of Hugging Face have.
-        options: address, port, backend, device, devices, timeout_s as in ProcessGroupEngine; the rest as in IEngine.
+        options: address, port, backend, device, devices, timeout_s, launcher as in ProcessGroupEngine; else IEngine's.
 
     >>> FullyShardedDataParallelEngine(num_processes=4, replicas=2).is_ddp
     True

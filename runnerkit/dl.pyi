@@ -87,6 +87,7 @@ __all__ = [
     "PruningCallback",
     "QuantizationCallback",
     "R2SquaredCallback",
+    "RayLauncher",
     "RichDashboardCallback",
     "RunSummaryCallback",
     "Runner",

@@ -37,7 +37,7 @@ OPTIONAL = {
         "rich",
     ),
     *("jinja2", "onnx", "onnxruntime", "onnxscript", "pyarrow", "safetensors", "huggingface_hub", "hydra", "omegaconf"),
-    *("pydantic", "optuna", "mlflow", "wandb", "comet_ml", "datasets", "webdataset"),
+    *("pydantic", "optuna", "mlflow", "wandb", "comet_ml", "datasets", "webdataset", "ray"),
 }
 # With their reasons: the default of IRunner.get_engine must name some engine, users and the command line may name
 # another, and one name of a precision stands for an adapter.

@@ -17,6 +17,7 @@ from runnerkit.engine import EngineOptions
 from runnerkit.engines.communicators.process_group import ProcessGroup, check_backend
 from runnerkit.engines.launch.launchers import ExternalLauncher, SpawnLauncher
 from runnerkit.engines.launch.parent import die_with_parent
+from runnerkit.engines.launch.ray import RayLauncher
 from runnerkit.engines.launch.several_processes import SeveralProcessesEngine
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.job_process import Launcher
@@ -34,6 +35,7 @@ class ProcessGroupOptions(EngineOptions, total=False):
     device: Literal["cuda", "cpu"] | None
     devices: Sequence[int] | None
     timeout_s: float
+    launcher: RayLauncher | None
 
 
 class ProcessGroupEngine(SeveralProcessesEngine, ABC):
@@ -49,6 +51,8 @@ class ProcessGroupEngine(SeveralProcessesEngine, ABC):
         device: "cuda" or "cpu"; None means CUDA GPUs if there are any, else the CPU, also beside other accelerators.
         devices: indices of the GPUs to use, in the order of a machine's processes; None means all, starting at 0.
         timeout_s: seconds after which a process stops waiting for another and fails.
+        launcher: starts the processes elsewhere than on this machine; it needs num_processes. Under torchrun, srun or
+            mpirun it is not used.
         options: as in IEngine.
     """
 
@@ -64,10 +68,12 @@ class ProcessGroupEngine(SeveralProcessesEngine, ABC):
         device: Literal["cuda", "cpu"] | None = None,
         devices: Sequence[int] | None = None,
         timeout_s: float = 600,
+        launcher: RayLauncher | None = None,
         **options: Unpack[EngineOptions],
     ) -> None:
         super().__init__(**options)
         _check_meeting_point(num_processes, address, port)
+        _check_launcher(launcher, num_processes, address)
         if timeout_s <= 0:
             raise ValueError(f"timeout_s must be > 0, got {timeout_s}")
         if device not in (None, "cuda", "cpu"):
@@ -80,10 +86,13 @@ class ProcessGroupEngine(SeveralProcessesEngine, ABC):
         self.port = port
         self.backend = backend
         self.timeout_s = timeout_s
+        self._given_launcher = launcher
         self.communicator = ProcessGroup()
 
     def check(self) -> None:
         super().check()
+        if self._given_launcher is not None:
+            self._given_launcher.check()
         device = default_device()
         if self._wanted_device is None and device.type not in ("cpu", "cuda"):
             logger.warning(
@@ -99,6 +108,9 @@ class ProcessGroupEngine(SeveralProcessesEngine, ABC):
         environment = ProcessEnvironment.read()
         if environment is not None:
             return ExternalLauncher(self, environment)
+        if self._given_launcher is not None:
+            may_use_gpus = self._wanted_device != "cpu"
+            return self._given_launcher.of(self.num_processes, may_use_gpus=may_use_gpus, timeout_s=self.timeout_s)
         return SpawnLauncher(self.num_processes, variables=self._meeting_point())
 
     def _num_spawned(self) -> int:
@@ -185,6 +197,17 @@ def _check_meeting_point(num_processes: int | None, address: str | None, port: i
         raise ValueError(f"num_processes must be >= 1, got {num_processes}; pass None for one per GPU")
     if (address is None) != (port is None):
         raise ValueError(f"address and port go together, got address={address!r}, port={port!r}; pass or omit both")
+
+
+def _check_launcher(launcher: RayLauncher | None, num_processes: int | None, address: str | None) -> None:
+    if launcher is None:
+        return
+    if not hasattr(launcher, "of"):
+        raise TypeError(f"launcher must be None or a RayLauncher, got {launcher!r}")
+    if num_processes is None:
+        raise ValueError("launcher= needs num_processes=, the number of processes in the cluster")
+    if address is not None:
+        raise ValueError("address and port are chosen by launcher=: omit them")
 
 
 def _checked_devices(

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from runnerkit.engines.process_environment import STORE_VARIABLE
 from runnerkit.loop.stop_signals import FOLDER_VARIABLE, Stopped, handling_stop_signals, pass_on, stopped_by
 
 T = TypeVar("T")
-Processes = list["subprocess.Popen[bytes]"]
+ChildProcesses = list["subprocess.Popen[bytes]"]
 
 PAYLOAD, RESULT = "payload", "result"  # files in the folder of a job
 # Sets the module search path before any import: `sys` is built in, but a file in this folder may be named json.py.
@@ -64,10 +64,18 @@ def spawn(
         Exception: what the first failing process raised; the others are ended.
         WorkerError: a process was killed.
     """
-    with (
-        started(fn, num_processes=num_processes, variables=variables, variables_of=variables_of) as job,
-        handling_stop_signals(job.ask_to_stop),
-    ):
+    return result_of(started(fn, num_processes=num_processes, variables=variables, variables_of=variables_of))  # type: ignore[no-any-return]
+
+
+def result_of(started_job: AbstractContextManager[Any]) -> Any:
+    """Wait for the processes of a job and return rank zero's result; pass stop signals on to them.
+
+    Args:
+        started_job: context whose value is a :class:`Job`, or has its attributes and methods.
+    Raises:
+        Exception: see :func:`spawn`.
+    """
+    with started_job as job, handling_stop_signals(job.ask_to_stop):
         try:
             while not job.is_over():
                 job.wait()
@@ -76,7 +84,7 @@ def spawn(
         result = unpack(job.folder / RESULT)
     if job.asked:  # the processes had already finished: the signal is for the caller
         signal.raise_signal(job.asked)
-    return result  # type: ignore[no-any-return]
+    return result
 
 
 def _response_to_signal(error: BaseException, number: int) -> BaseException:
@@ -99,7 +107,7 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.processes: Processes = []
+        self.processes: ChildProcesses = []
         self.asked: int | None = None
         self._failed_at: float | None = None
 
@@ -179,14 +187,8 @@ def started(
     Args:
         descriptors: file descriptors that the processes inherit, one per rank.
     """
-    with tempfile.TemporaryDirectory(prefix="runnerkit-") as name, _sigterm_as_exit():
-        job = Job(Path(name))
-        pack(fn, job.folder / PAYLOAD, fills_main=True)
-        (job.folder / "argv").write_text(json.dumps(sys.argv))
-        # In a file: PYTHONPATH would also reach programs that the user's code starts, and break another Python.
-        (job.folder / "path").write_bytes(
-            os.fsencode("\0".join(path or os.getcwd() for path in sys.path if isinstance(path, str)))
-        )
+    with job_folder(fn) as folder:
+        job = Job(folder)
         # Always set, as it also identifies runnerkit as the launcher.
         variables = {**variables, STORE_VARIABLE: "" if "MASTER_ADDR" in variables else str(job.folder / "store")}
         try:
@@ -196,6 +198,20 @@ def started(
             yield job
         finally:
             _end(job.processes)
+
+
+@contextmanager
+def job_folder(fn: Callable[[], Any]) -> Iterator[Path]:
+    """Make a folder with what the processes of a job need of this one; SIGTERM unwinds this context."""
+    with tempfile.TemporaryDirectory(prefix="runnerkit-") as name, _sigterm_as_exit():
+        folder = Path(name)
+        pack(fn, folder / PAYLOAD, fills_main=True)
+        (folder / "argv").write_text(json.dumps(sys.argv))
+        # In a file: PYTHONPATH would also reach programs that the user's code starts, and break another Python.
+        (folder / "path").write_bytes(
+            os.fsencode("\0".join(path or os.getcwd() for path in sys.path if isinstance(path, str)))
+        )
+        yield folder
 
 
 def _start(
@@ -221,7 +237,7 @@ def _count_done(folder: Path) -> int:
     return len(list(folder.glob("done.*")))
 
 
-def _end(processes: Processes) -> None:
+def _end(processes: ChildProcesses) -> None:
     deadline = time.monotonic() + _GRACE_S
     while (left := [process for process in processes if process.poll() is None]) and time.monotonic() < deadline:
         for process in left:

@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -28,28 +29,57 @@ def main(folder: Path, parent: int) -> int:
     die_with_parent()
     if os.getppid() != parent:  # it has already died
         os._exit(1)
+    return call(folder)
+
+
+def call(folder: Path) -> int:
+    """Do the same in a process that somebody else ends."""
+    with reported(folder) as outcome:
+        result = payload_of(folder)()
+        if outcome.rank == 0:
+            pack(result, folder / RESULT)
+    return outcome.code
+
+
+class Outcome:
+    """End of a rank's work.
+
+    Attributes:
+        code: exit code; 0 until it fails.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.code = 0
+
+
+@contextmanager
+def reported(folder: Path) -> Iterator[Outcome]:
+    """Write to `folder` whether the body succeeded or what it raised, which ends here."""
     end = ExitOnSignal()
     end.install()
     _silence_broken_pipes(end)
     _fork_loader_workers()
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    outcome = Outcome()
+    rank, world_size = outcome.rank, outcome.world_size
     try:
         with no_silent_exit(rank, world_size):
-            result = _payload(folder, rank, world_size)()
-        if rank == 0:
-            pack(result, folder / RESULT)
+            yield outcome
         (folder / f"done.{rank}").touch()
+    except GeneratorExit:  # the body is a generator that nobody reads to its end
+        raise
     except BaseException as error:
         if end.has_fired:
-            return 128 + signal.SIGTERM  # the parent is ending the job; errors on the way are expected
+            outcome.code = 128 + signal.SIGTERM  # the parent is ending the job; errors on the way are expected
+            return
         ExitOnSignal.ignore()  # the parent must get the report, even if it ends the job meanwhile
         # Before any teardown: the parent uses the time stamp to tell the cause from its consequences.
         describe(error, rank=rank, world_size=world_size).write(folder)
-        return 1
-    return 0
+        outcome.code = 1
 
 
-def _payload(folder: Path, rank: int, world_size: int) -> Callable[[], Any]:
+def payload_of(folder: Path) -> Callable[[], Any]:
+    """Return the function to call; the last process of this machine that has it deletes its files."""
     sys.argv = json.loads((folder / "argv").read_text())  # the user's command, for user code and logs
     try:
         function = unpack(folder / PAYLOAD)
@@ -60,8 +90,8 @@ def _payload(folder: Path, rank: int, world_size: int) -> Callable[[], Any]:
         import_torchvision()
         function = unpack(folder / PAYLOAD)
     pickling.refer_to_main(names_in_main(folder / PAYLOAD))  # what is pickled from now on goes back to the caller
-    (folder / f"read.{rank}").touch()
-    if len(list(folder.glob("read.*"))) == world_size:
+    (folder / f"read.{os.environ['RANK']}").touch()
+    if len(list(folder.glob("read.*"))) == int(os.environ["LOCAL_WORLD_SIZE"]):
         remove_files(folder / PAYLOAD)
     return function  # type: ignore[no-any-return]
 

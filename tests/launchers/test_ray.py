@@ -1,0 +1,325 @@
+"""A cluster of two Ray nodes on this machine: results, failures, restarts and signals are those of local processes."""
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from queue import Empty, Queue
+
+import pandas as pd
+import psutil
+import pytest
+import torch
+
+from runnerkit import dl
+from tests.launchers.docs import scripts
+from tests.launchers.jobs import ROOT, wait_until
+from tests.tiny import loader, mlp, train, weights
+
+ENGINES = {"ddp": dl.DistributedDataParallelEngine, "fsdp": dl.FullyShardedDataParallelEngine}
+NUM_EPOCHS = 3
+STARTS_S = 240  # importing torch in several processes, on a busy machine
+ENDS_S = 60  # from a failure to the end of the script; seconds on an idle machine
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'runnerkit[ray]'"
+)
+
+
+class Cluster:
+    """Nodes of one CPU each: two processes of a job are on different nodes."""
+
+    def __init__(self):
+        command = [sys.executable, "-m", "tests.launchers.ray_cluster", "1", "1"]
+        # A process of a starved raylet takes long to register.
+        self.environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_worker_register_timeout_seconds": str(STARTS_S)}
+        self.process = subprocess.Popen(
+            command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._lines = Queue()
+        threading.Thread(target=lambda: [self._lines.put(line) for line in self.process.stdout], daemon=True).start()
+        self.environment |= {"RAY_DEDUP_LOGS": "0", "OMP_NUM_THREADS": "1"}
+        self.environment["RAY_ADDRESS"] = self._answer(r"[\d.]+:\d+")
+
+    def do(self, command):
+        """Add or kill a node."""
+        self.process.stdin.write(f"{command}\n")
+        self.process.stdin.flush()
+        self._answer("done")
+
+    def _answer(self, pattern):
+        while True:
+            try:
+                line = self._lines.get(timeout=STARTS_S).strip()
+            except Empty:
+                raise AssertionError("the cluster does not answer") from None
+            if re.fullmatch(pattern, line):
+                return line
+
+    def close(self):
+        """End all nodes."""
+        self.process.stdin.close()
+        self.process.wait(ENDS_S)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Return a running cluster of two nodes."""
+    cluster = Cluster()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def own_cluster():
+    """Return a running cluster of two nodes, for a test that kills one."""
+    cluster = Cluster()
+    yield cluster
+    cluster.close()
+
+
+class Script:
+    """A run of ray_script.py, or of another script, with its output."""
+
+    def __init__(self, cluster, folder, *arguments, script=ROOT / "tests" / "launchers" / "ray_script.py"):
+        self.logdir = folder / "logdir"
+        self.logdir.mkdir(exist_ok=True)
+        self._output = folder / "output.txt"
+        command = [sys.executable, str(script), *([str(self.logdir), *map(str, arguments)] if arguments else [])]
+        with self._output.open("w") as output:
+            self.process = subprocess.Popen(
+                command, cwd=folder, env=cluster.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    @property
+    def output(self):
+        """Return the output so far, without colors."""
+        return re.sub(r"\x1b\[\d*m", "", self._output.read_text())
+
+    def wait_for(self, pattern):
+        """Return the match of `pattern` in the output, once there is one."""
+        return wait_until(lambda: re.search(pattern, self.output), STARTS_S, lambda: f"no {pattern!r} in {self.output}")
+
+    def end(self, timeout_s=STARTS_S):
+        """Return the exit code; no process of a rank is left then."""
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"it does not end within {timeout_s} s; it printed {self.output}") from None
+        wait_until(lambda: not self.left(), ENDS_S, lambda: f"{self.left()} are left")
+        return code
+
+    def left(self):
+        """Return the processes of ranks, known by the pids that they have printed, that are still there."""
+        pids = {int(pid) for pid in re.findall(r"with pid (\d+)", self.output)}
+        return [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def _local(folder, engine, num_epochs):
+    options = {"num_epochs": num_epochs, "logdir": folder / "local"}
+    data = {"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)}
+    return train(mlp(), engine=ENGINES[engine](2, device="cpu"), loaders=data, **options)
+
+
+def _assert_same(script, folder, engine="ddp", num_epochs=NUM_EPOCHS):
+    """Check that a script ended with the weights, metrics, counters and logs of a run on this machine, bit for bit."""
+    local = _local(folder, engine, num_epochs)
+    result = torch.load(script.logdir / "result.pth", weights_only=True)
+    model = mlp()
+    model.load_state_dict(result["weights"])
+    assert torch.equal(weights(model), weights(local.model))
+    assert result["steps"] == local.batch_step
+    assert {key: values["loss"] for key, values in result["metrics"].items()} == {
+        key: values["loss"] for key, values in local.epoch_metrics.items()
+    }
+    for key in ("train", "valid"):
+        logs = [
+            pd.read_csv(each / "csv" / f"{key}.csv")[["epoch", "loss"]] for each in (script.logdir, folder / "local")
+        ]
+        pd.testing.assert_frame_equal(*logs, check_exact=True)
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.cold
+@pytest.mark.parametrize("engine", ENGINES)
+def test_results_and_logs_come_back_as_from_local_processes(cluster, tmp_path, engine):
+    """Weights, metrics, counters and logs are those of two processes of this machine; output has the rank."""
+    script = Script(cluster, tmp_path, engine, NUM_EPOCHS, "nothing", 0)
+
+    assert script.end() == 0, script.output
+
+    _assert_same(script, tmp_path, engine)
+    assert {rank for rank, _ in re.findall(r"\(rank (\d) pid=(\d+)\S*\) starts with pid \2", script.output)} == {
+        "0",
+        "1",
+    }
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.cold
+def test_an_exception_is_raised_by_the_caller_with_its_traceback(cluster, tmp_path):
+    script = Script(cluster, tmp_path, "ddp", NUM_EPOCHS, "raises", 0)
+
+    assert script.end() == 1
+
+    assert "LookupError: on one rank" in script.output
+    assert re.search(r'RankTraceback: rank 1 of 2\n"""(?s:.*)line \d+, in on_batch_end', script.output), script.output
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.cold
+def test_a_killed_actor_ends_the_run(cluster, tmp_path):
+    """The error names the rank and its node, within seconds."""
+    script = Script(cluster, tmp_path, "ddp", NUM_EPOCHS, "holds", 0)
+    os.kill(int(script.wait_for(r"holds with pid (\d+)")[1]), signal.SIGKILL)
+
+    assert script.end(ENDS_S) == 1
+
+    assert re.search(r"WorkerError: rank 1 of 2 was lost, on node [\d.]+: ", script.output), script.output
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.cold
+def test_a_killed_node_is_replaced_and_the_run_continues_exactly(own_cluster, tmp_path):
+    """After the loss of a node the job waits for another one, and ends as the uninterrupted run."""
+    script = Script(own_cluster, tmp_path, "ddp", NUM_EPOCHS, "holds", 1)
+    script.wait_for("holds with pid")
+    own_cluster.do("kill")
+    try:
+        script.wait_for("the job starts again")
+    finally:
+        own_cluster.do("add 1")
+
+    assert script.end() == 0, script.output
+
+    assert script.output.count("begins epoch 1") <= 2  # of two ranks, once
+    _assert_same(script, tmp_path)
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.cold
+def test_ctrl_c_saves_and_leaves_nobody_behind(cluster, tmp_path):
+    """The ranks stop after a step and save; the script continues from there when it is started again."""
+    script = Script(cluster, tmp_path, "ddp", NUM_EPOCHS, "holds", 0)
+    script.wait_for("holds with pid")
+    script.process.send_signal(signal.SIGINT)
+
+    assert script.end() == 130, script.output
+
+    again = Script(cluster, tmp_path, "ddp", NUM_EPOCHS, "nothing", 0)
+    assert again.end() == 0, again.output
+    _assert_same(again, tmp_path)
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.cold
+def test_a_killed_script_leaves_nobody_behind(cluster, tmp_path):
+    script = Script(cluster, tmp_path, "ddp", NUM_EPOCHS, "holds", 0)
+    script.wait_for("holds with pid")
+    script.process.kill()
+
+    assert script.end() == -signal.SIGKILL
+
+
+PREDICTS = """
+import os
+import torch
+from runnerkit import dl
+from tests.tiny import loader, mlp
+
+
+class Runner(dl.SupervisedRunner):
+    def predict_batch(self, batch, fails=False):
+        if fails and self.engine.rank == 1:
+            raise LookupError("in a prediction")
+        print(f"predicts with pid {os.getpid()}", flush=True)
+        return super().predict_batch(batch)
+
+
+runner = Runner(model=mlp(), engine=dl.DistributedDataParallelEngine(2, device="cpu", launcher=dl.RayLauncher()))
+data = loader(101, 4)
+torch.save([each["logits"] for each in runner.predict_loader(data)], "logits.pth")
+with_break = runner.predict_loader(data)
+next(with_break)
+with_break.close()
+try:
+    list(runner.predict_loader(data, fails=True))
+except LookupError as error:
+    print("raised:", error, flush=True)
+"""
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.cold
+def test_predictions_arrive_while_they_are_made(cluster, tmp_path):
+    """All are those of one process, in the loader's order; an early end and an exception leave nobody behind."""
+    (tmp_path / "predict.py").write_text(PREDICTS)
+    script = Script(cluster, tmp_path, script=tmp_path / "predict.py")
+
+    assert script.end() == 0, script.output
+
+    alone = dl.SupervisedRunner(model=mlp()).predict_loader(loader(101, 4), cpu=True)
+    logits = torch.cat([each["logits"] for each in alone])
+    torch.testing.assert_close(torch.cat(torch.load(tmp_path / "logits.pth")), logits)
+    assert "raised: in a prediction" in script.output
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.cold
+def test_the_script_of_the_page_runs(cluster, tmp_path):
+    [text] = scripts("A Ray cluster")
+    (tmp_path / "script.py").write_text(text)
+    script = Script(cluster, tmp_path, script=tmp_path / "script.py")
+
+    assert script.end() == 0, script.output
+
+
+def test_without_ray_an_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    engine = dl.DistributedDataParallelEngine(2, device="cpu", launcher=dl.RayLauncher())
+
+    with pytest.raises(ImportError, match=re.escape("pip install 'runnerkit[ray]'")):
+        train(engine=engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES.values())
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"launcher": "ray", "num_processes": 2}, TypeError, "a RayLauncher, got 'ray'"),
+        ({"launcher": dl.RayLauncher()}, ValueError, "num_processes="),
+        (
+            {"launcher": dl.RayLauncher(), "num_processes": 2, "address": "10.0.0.1", "port": 1},
+            ValueError,
+            "omit them",
+        ),
+    ],
+)
+def test_what_does_not_go_with_a_launcher_is_refused(engine, options, error, words):
+    with pytest.raises(error, match=words):
+        engine(device="cpu", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_restarts": -1}, "max_restarts must be >= 0"),
+        ({"resources": {"CPU": 0}}, "resources must be amounts > 0"),
+        ({"resources": {"GPU": 2}}, "a process uses one GPU"),
+    ],
+)
+def test_wrong_numbers_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        dl.RayLauncher(**options)
