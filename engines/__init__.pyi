@@ -22,7 +22,7 @@ from runnerkit.engines.failures.failure import RankTraceback as RankTraceback
 from runnerkit.engines.failures.failure import WorkerError as WorkerError
 from runnerkit.engines.fsdp import FullyShardedDataParallelEngine as FullyShardedDataParallelEngine
 from runnerkit.engines.horovod import HorovodEngine as HorovodEngine
-from runnerkit.engines.launch.ray import RayLauncher as RayLauncher
+from runnerkit.engines.launch.ray_launcher import RayLauncher as RayLauncher
 
 __all__ = [
     "AMPEngine",

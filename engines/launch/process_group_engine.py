@@ -17,7 +17,7 @@ from runnerkit.engine import EngineOptions
 from runnerkit.engines.communicators.process_group import ProcessGroup, check_backend
 from runnerkit.engines.launch.launchers import ExternalLauncher, SpawnLauncher
 from runnerkit.engines.launch.parent import die_with_parent
-from runnerkit.engines.launch.ray import RayLauncher
+from runnerkit.engines.launch.ray_launcher import RayLauncher
 from runnerkit.engines.launch.several_processes import SeveralProcessesEngine
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.job_process import Launcher

@@ -40,7 +40,10 @@ class Cluster:
             command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._lines = Queue()
-        threading.Thread(target=lambda: [self._lines.put(line) for line in self.process.stdout], daemon=True).start()
+        self._reader = threading.Thread(
+            target=lambda: [self._lines.put(line) for line in self.process.stdout], daemon=True
+        )
+        self._reader.start()
         self.environment |= {"RAY_DEDUP_LOGS": "0", "OMP_NUM_THREADS": "1"}
         self.environment["RAY_ADDRESS"] = self._answer(r"[\d.]+:\d+")
 
@@ -63,6 +66,8 @@ class Cluster:
         """End all nodes."""
         self.process.stdin.close()
         self.process.wait(ENDS_S)
+        self._reader.join(ENDS_S)
+        self.process.stdout.close()
 
 
 @pytest.fixture(scope="module")
