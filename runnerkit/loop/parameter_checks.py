@@ -15,8 +15,8 @@ from runnerkit.support.component_members import ModuleMembers
 from runnerkit.types import as_dict, parameters_of
 
 if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
     from runnerkit.engine import IEngine
-    from runnerkit.runner import IRunner
 
 logger = logging.getLogger(__name__)
 
