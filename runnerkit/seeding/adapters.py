@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from torch import nn
 
@@ -24,7 +25,7 @@ def adapter_reset(module: nn.Module, around: Iterable[nn.Module]) -> Callable[[]
     if not {*layer.adapter_layer_names} - {"modules_to_save"}:  # whole copies of layers, which fill themselves
         return None
     reset = layer.reset_lora_parameters
-    configs = next(filter(None, (ModuleMembers(each).peft_config for each in around)), {})
+    configs: Mapping[str, Any] = next(filter(None, (ModuleMembers(each).peft_config for each in around)), {})
     if reset is None or not configs:
         raise ValueError(
             f"{type(module).__module__}.{type(module).__name__} holds adapters, and of those only the initial values "
