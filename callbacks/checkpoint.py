@@ -187,8 +187,6 @@ class CheckpointCallback(ICheckpointCallback):
     def on_stage_start(self, runner: IRunner) -> None:
         self._scored = None
         self._frozen_hashes.clear()
-        if self.trainable_only and runner.engine.never_whole:
-            raise ValueError("trainable_only=True hashes frozen parameters, which no process holds with init='meta'")
         if self.content == "runner":
             self._stop.listen()
         often: dict[str, float | None] = {

@@ -2,13 +2,16 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from runnerkit import dl
+from runnerkit import dl, utils
 from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.torchvision_cpu import import_torchvision
 from tests.tiny import train
+
+SEED = 42  # the runner's default
 
 
 class Adapted(nn.Module):
@@ -91,6 +94,93 @@ def test_it_continues_on_several_processes(tmp_path, make, engine):
     fit(second, tmp_path / "parts", num_epochs=2, engine=engine())
 
     assert_same(second, whole)
+
+
+def on_meta(make):
+    with utils.parameters_on_meta():
+        return make()
+
+
+def meta():
+    return dl.FullyShardedDataParallelEngine(2, device="cpu", init="meta", shard_modules=[nn.Linear])
+
+
+def last(logdir):
+    return load_checkpoint(logdir / "checkpoints" / "last")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [Adapted, with_peft])
+def test_it_continues_though_no_process_has_the_base(tmp_path, make):
+    """With init="meta", weights and moments are those of the uninterrupted run. The hash is that of an ordinary model
+    with the same base, into which the checkpoint is loaded; a run with another base is refused."""
+    fit(on_meta(make), tmp_path / "whole", num_epochs=2, engine=meta())
+    fit(on_meta(make), tmp_path / "parts", num_epochs=1, engine=meta())
+    fit(on_meta(make), tmp_path / "parts", num_epochs=2, engine=meta())
+
+    saved, expected = last(tmp_path / "parts"), last(tmp_path / "whole")
+    for part in ("model_state_dict", "optimizer_state_dict"):
+        torch.testing.assert_close(saved[part], expected[part], rtol=0, atol=0)
+    model = utils.initialize_parameters(make(), seed=SEED)
+    frozen = {name for name, each in model.named_parameters() if not each.requires_grad}
+    assert set(saved["model_state_dict"]) == set(model.state_dict()) - frozen
+    loaded = dl.SupervisedRunner().load(tmp_path / "parts", model=model, which="last").model
+    for name, value in saved["model_state_dict"].items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+
+    torch.save(utils.initialize_parameters(make(), seed=1).state_dict(), tmp_path / "other.pth")
+    with pytest.raises(
+        ValueError, match="holds the trainable part of a model whose frozen parameters had other values"
+    ):
+        fit(on_meta(make), tmp_path / "parts", num_epochs=3, engine=meta(), resume_model=tmp_path / "other.pth")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [dl.CPUEngine, meta])
+def test_adapters_are_added_to_weights_without_adapters(tmp_path, engine):
+    """resume_model= reads the weights under the names that they have without peft; adapters keep theirs."""
+    model = on_meta(with_peft) if engine is meta else with_peft()
+    base = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))
+    base = utils.initialize_parameters(base, seed=9).state_dict()
+    save_file(base, tmp_path / "base.safetensors")
+
+    runner = fit(
+        model, tmp_path / "log", engine=engine(), trainable_only=False, resume_model=tmp_path / "base.safetensors"
+    )
+
+    model = runner.load(tmp_path / "log", which="last").model
+    adapted = dict(model.named_parameters())
+    for name, value in base.items():
+        assert torch.equal(adapted[f"base_model.model.{name.replace('.', '.base_layer.')}"], value), name
+    assert len(adapted) == len(base) + 4
+    assert all(each.any() for each in adapted.values())  # the second matrices, too, are trained
+
+
+@pytest.mark.slow
+def test_adapters_start_as_peft_lets_them():
+    """Two matrices of LoRA, of which the second is zero, so that at first the model computes what its base does."""
+    model = utils.initialize_parameters(with_peft(), seed=SEED).eval()
+    x = torch.randn(4, 8)
+
+    with model.disable_adapter():
+        expected = model(x)
+    assert torch.equal(model(x), expected)
+    for name, each in model.named_parameters():
+        assert bool(each.any()) == ("lora_B" not in name), name
+    assert all(torch.equal(a, b) for a, b in zip(
+        model.parameters(), utils.initialize_parameters(on_meta(with_peft), seed=SEED).parameters(), strict=True
+    ))  # fmt: skip
+
+
+@pytest.mark.slow
+def test_adapters_of_other_kinds_are_refused_without_values():
+    """Their layers would get other values than peft's."""
+    with_peft()
+    import peft
+
+    model = peft.get_peft_model(nn.Sequential(nn.Linear(8, 3)), peft.LoHaConfig(r=2, target_modules=["0"]))
+    with pytest.raises(ValueError, match=r"loha.* holds adapters, and of those only the initial values of LoRA"):
+        utils.initialize_parameters(model, seed=SEED)
 
 
 @pytest.mark.parametrize("content", ["model", "runner"])

@@ -70,7 +70,8 @@ def _check_gradients(runner: IRunner, optimizer: Optimizer, *_: Any) -> None:
     if not held or bool(torch.stack([each.grad.isfinite().all() for each in held]).all()):
         return
     bad = [each for each in held if not bool(each.grad.isfinite().all())]
-    names = names_of_parameters({key: runner.engine.unwrap(model) for key, model in as_dict(runner.model).items()})
+    models = as_dict(runner.current_run.stage.training_model)  # under FSDP2 a sharded copy trains
+    names = names_of_parameters({key: runner.engine.trained_parameters(each) for key, each in models.items()})
     raise FloatingPointError(
         f"the gradient of {names.get(id(bad[-1]), 'a parameter')!r} is not finite {_place(runner)}, although the "
         f"metrics are; it is the last in the model of {len(bad)} such gradients out of {len(held)}. "

@@ -69,8 +69,8 @@ class GradNormCallback(Callback):
             if isinstance(each, BackwardCallback) and each.grad_clip_fn and each.metric_key == steppers[0].metric_key
         ]
         self._source = (clippers or steppers)[0]
-        models = {key: runner.engine.unwrap(model) for key, model in as_dict(runner.model).items()}
-        self._names = names_of_parameters(models)
+        models = as_dict(runner.current_run.stage.training_model)  # under FSDP2 a sharded copy trains
+        self._names = names_of_parameters({key: runner.engine.trained_parameters(each) for key, each in models.items()})
 
     def on_loader_start(self, runner: IRunner) -> None:
         if runner.is_train_loader and self._source is not None:

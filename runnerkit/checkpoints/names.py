@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from copy import copy as shallow_copy
 
 from torch import nn
 
+from runnerkit.support.component_members import ModuleMembers
 from runnerkit.support.torch_internals import COMPILED, METADATA, metadata_of
 from runnerkit.types import StateDict
 
+OF_PEFT = "base_model.model."  # prepended by peft, which no other library removes
+_ADDED_BY_PEFT = re.compile(r"^\.base_model\.model\.|\.base_layer\.|\.original_module\.|\.modules_to_save\.[^.]+\.")
 _WRAPPED = "module."  # prepended by DataParallel and DistributedDataParallel
 
 
@@ -37,6 +41,29 @@ def under_names_of(module: nn.Module, state: StateDict) -> StateDict:
     named.clear()
     given = [name for name in state if name != "n_averaged" or name in own]  # AveragedModel's counter
     named.update((own.get(bare, bare), state[name]) for bare, name in zip(bare_names(given), given, strict=True))
+    return named
+
+
+def under_adapters(module: nn.Module, state: StateDict, own: StateDict) -> StateDict:
+    """Return weights of a model without adapters under the names that they have in `module`, to which peft has added
+    some; the adapters' weights are those in `own`. Other weights are returned unchanged.
+
+    Args:
+        own: the weights of `module`, under their names in checkpoints.
+    """
+    layers = tuple(f"{name}." for name, each in module.named_modules() if ModuleMembers(each).adapter_layer_names)
+    if not layers:
+        return state
+    without = {name: _ADDED_BY_PEFT.sub(".", f".{name}").removeprefix(".") for name in own}
+    adapters = {name for name in own if name.startswith(layers) and without[name] == name.removeprefix(OF_PEFT)}
+    bare = dict(zip(bare_names(list(state)), state.values(), strict=True))
+    if not adapters or adapters & bare.keys() or bare.keys().isdisjoint(without.values()):
+        return state
+    named = shallow_copy(state)
+    named.clear()
+    named.update((name, value) for name, value in bare.items() if name not in {*without.values()})  # torch refuses them
+    named.update((name, bare[its]) for name, its in without.items() if its in bare)
+    named.update((name, own[name]) for name in adapters)
     return named
 
 

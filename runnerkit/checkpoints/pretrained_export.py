@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from runnerkit.checkpoints.file import is_foreign, is_sharded, load_checkpoint
-from runnerkit.checkpoints.names import bare_names
+from runnerkit.checkpoints.names import OF_PEFT, bare_names
 from runnerkit.checkpoints.pretrained_folder import CONFIG, INDEX, WEIGHTS, replacing
 from runnerkit.checkpoints.safetensors_file import write_safetensors
 from runnerkit.checkpoints.trainable import is_trainable_part
@@ -25,8 +25,6 @@ from runnerkit.storage.remote.urls import as_url
 from runnerkit.support.component_members import ModuleMembers
 from runnerkit.support.torch_internals import uncompiled
 from runnerkit.types import StateDict
-
-_OF_PEFT = "base_model.model."  # prepended by peft, which no other library removes
 
 
 def export_pretrained(
@@ -139,7 +137,7 @@ def _model_of(state: StateDict, key: str | None, *, source: Any) -> StateDict:
             "runner.model instead"
         )
     weights = dict(zip(bare_names(list(state)), state.values(), strict=True))
-    if any(name.startswith(_OF_PEFT) for name in weights):
+    if any(name.startswith(OF_PEFT) for name in weights):
         raise ValueError(
             f"{source} holds adapters of peft beside the weights that they change: pass "
             "runner.model.merge_and_unload(), after runner.load if it is a checkpoint"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -35,31 +36,35 @@ def is_trainable_part(state: StateDict) -> bool:
     return FROZEN_HASH in metadata_of(state).get("", {})
 
 
-def completed(module: nn.Module, state: StateDict, own: StateDict, *, source: str) -> StateDict:
+def completed(
+    module: nn.Module, state: StateDict, own: StateDict, *, source: str, whole: Callable[[Tensor], Tensor] | None = None
+) -> StateDict:
     """Return `state`, completed from `own` if it is a :func:`trainable_part`; otherwise itself.
 
     Args:
         own: the weights of `module`, under their names in checkpoints.
+        whole: gathers one of them if they are sharded; then every rank must call this.
     Raises:
         ValueError: the frozen parameters of `module` are not those of the model that was trained.
     """
     expected = metadata_of(state).get("", {}).get(FROZEN_HASH)
     if expected is None:
         return state
-    frozen = {name: each for name, each in frozen_parameters(module).items() if name not in state}
-    if hash_of(frozen) != expected:
+    frozen = {name: own.get(name, each) for name, each in frozen_parameters(module).items() if name not in state}
+    if hash_of(frozen, whole=whole) != expected:
         raise ValueError(
             f"{source} holds the trainable part of a model whose frozen parameters had other values than this model's "
             f"{len(frozen)}: load the same pretrained weights, and freeze the same parameters, before"
         )
-    whole = OrderedDict((name, state[name] if name in state else own[name]) for name in own)
-    whole.update((name, value) for name, value in state.items() if name not in whole)  # refused by torch, or accepted
-    setattr(whole, METADATA, metadata_of(state))
-    return whole
+    complete = OrderedDict((name, state[name] if name in state else own[name]) for name in own)
+    complete.update((name, each) for name, each in state.items() if name not in complete)  # torch refuses or accepts it
+    setattr(complete, METADATA, metadata_of(state))
+    return complete
 
 
-def hash_of(parameters: dict[str, Tensor]) -> str:
-    """Return the SHA-256 of names, dtypes, shapes and values; one parameter at a time is copied to the host.
+def hash_of(parameters: Mapping[str, Tensor], *, whole: Callable[[Tensor], Tensor] | None = None) -> str:
+    """Return the SHA-256 of names, dtypes, shapes and values; one parameter at a time is gathered by `whole` and copied
+    to the host.
 
     >>> hash_of({"weight": torch.zeros(2)})[:8]
     '0b15b00b'
@@ -67,5 +72,6 @@ def hash_of(parameters: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, each in sorted(parameters.items()):
         digest.update(f"{name} {each.dtype} {tuple(each.shape)}\n".encode())
-        digest.update(each.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        value = each.detach() if whole is None else whole(each.detach())
+        digest.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

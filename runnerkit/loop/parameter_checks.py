@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from runnerkit.callback import ICheckpointCallback, innermost
 from runnerkit.loop.component_checks import check_components
 from runnerkit.support.component_members import ModuleMembers
 from runnerkit.types import as_dict, parameters_of
 
 if TYPE_CHECKING:
+    from runnerkit.callback import IRunner
     from runnerkit.engine import IEngine
 
 logger = logging.getLogger(__name__)
@@ -95,6 +97,17 @@ def check_criterion(criterion: Any, engine: IEngine, *, loss_reduction: str) -> 
                 '{"net": model, "criterion": criterion}, and call self.model["criterion"](...) in handle_batch; '
                 "if they are constants, call criterion.requires_grad_(False)"
             )
+
+
+def warn_of_lost_weights(runner: IRunner) -> None:
+    """Warn that a run ends without its weights, if no process holds them and no callback saves them."""
+    engine, is_last = runner.engine, runner.stage_key == [*runner.stages][-1]
+    saves = any(isinstance(innermost(each), ICheckpointCallback) for each in runner.callbacks.values())
+    if engine.never_whole and is_last and runner.optimizer is not None and not saves and engine.is_main_process:
+        logger.warning(
+            "with init='meta' the weights that this run trains are lost at its end, since it saves no checkpoint: "
+            "pass a logdir, or a CheckpointCallback"
+        )
 
 
 def _shapes(parameters: list[Tensor]) -> str:

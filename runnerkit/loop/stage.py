@@ -103,6 +103,7 @@ class Stage(ProcessState):
         checks.check_callbacks(runner.callbacks, runner.loaders)
         if run.given_hooks is None:
             schedulers.check_stepped(runner)
+            parameter_checks.warn_of_lost_weights(runner)
         if self._recount_steps(runner) and self.schedule_counts_steps:
             # The callbacks accumulate batches: the schedule may be for another number of steps than the run takes.
             for optimizer, own in zip(as_dict(runner.optimizer).values(), options, strict=True):

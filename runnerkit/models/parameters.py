@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -115,14 +115,18 @@ def is_trained(model: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in model.parameters())
 
 
-def names_of_parameters(models: Mapping[str, nn.Module]) -> dict[int, str]:
+def names_of_parameters(parameters: Mapping[str, Iterable[tuple[str, nn.Parameter]]]) -> dict[int, str]:
     """Return the name of each parameter by its id: the model's key, if it has one, and the name within the model.
 
-    >>> list(names_of_parameters({"": nn.Linear(1, 1), "D": nn.Linear(1, 1, bias=False)}).values())
+    Args:
+        parameters: those of each model by key, with their names; of several names of one, the first counts.
+
+    >>> models = {"": nn.Linear(1, 1), "D": nn.Linear(1, 1, bias=False)}
+    >>> list(names_of_parameters({key: each.named_parameters() for key, each in models.items()}).values())
     ['weight', 'bias', 'D.weight']
     """
-    return {
-        id(parameter): f"{key}.{name}".lstrip(".")
-        for key, model in models.items()
-        for name, parameter in model.named_parameters()
-    }
+    names: dict[int, str] = {}
+    for key, named in parameters.items():
+        for name, parameter in named:
+            names.setdefault(id(parameter), f"{key}.{name}".lstrip("."))
+    return names

@@ -10,7 +10,7 @@ from torch import nn
 
 from runnerkit.callback import IWeightAverageCallback, innermost
 from runnerkit.checkpoints.file import is_sharded, load_checkpoint
-from runnerkit.checkpoints.names import under_names_of, with_tied, without_compiled
+from runnerkit.checkpoints.names import under_adapters, under_names_of, with_tied, without_compiled
 from runnerkit.checkpoints.plain_state import as_plain, copied
 from runnerkit.checkpoints.trainable import completed, frozen_parameters, hash_of, trainable_part
 from runnerkit.checkpoints.weights import read_weights, weights_in
@@ -106,7 +106,8 @@ class RunWeights:
         """Return weights of the user's module, or of each by key, without frozen parameters, but with their hash.
 
         Args:
-            hashes: those that are known, by the names of the parameters; filled on rank zero.
+            hashes: those that are known, by the names of the parameters; filled on rank zero, and on every rank if none
+                holds the parameters.
         """
         by_key = self._by_key(weights)
         parts: dict[str, StateDict] = {}
@@ -114,7 +115,11 @@ class RunWeights:
             module = self._engine.unwrap(model)
             frozen = frozen_parameters(module)
             names = (key, *frozen)
-            if frozen and self._engine.is_main_process and names not in hashes:
+            if frozen and names not in hashes and self._engine.never_whole:
+                shards = without_compiled(dict(self._engine.trained_parameters(model)))
+                values = {name: shards[name] for name in frozen}
+                hashes[names] = hash_of(values, whole=self._engine.whole_state)  # every rank must enter
+            elif frozen and names not in hashes and self._engine.is_main_process:
                 hashes[names] = hash_of(frozen)
             parts[key] = trainable_part(module, by_key[key], hashes.get(names, "")) if frozen else by_key[key]
         rest: StateDict = like(self._model, parts)
@@ -145,10 +150,12 @@ class RunWeights:
         compatibility.check_model_keys(by_key, self.models, source)
         for key, model in self.models.items():
             module = engine.unwrap(model)
-            has_shards = any(map(is_dtensor, by_key[key].values()))
+            has_shards = engine.never_whole or any(map(is_dtensor, by_key[key].values()))
             own = engine.model_state_dict(model, whole=False) if has_shards else module.state_dict()
-            whole = completed(module, by_key[key], without_compiled(own), source=source)
-            named = with_tied(module, under_names_of(module, whole))
+            own = without_compiled(own)
+            weights = under_adapters(module, by_key[key], own)
+            weights = completed(module, weights, own, source=source, whole=engine.whole_state)
+            named = with_tied(module, under_names_of(module, weights))
             try:
                 engine.load_model_state_dict(model, named)
             except RuntimeError as error:

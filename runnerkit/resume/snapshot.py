@@ -163,7 +163,7 @@ class Snapshot:
         """Replace frozen parameters by a hash.
 
         Args:
-            hashes: those that are known, by the names of the parameters; filled on rank zero.
+            hashes: those that are known, as in :meth:`RunWeights.without_frozen`.
         """
         weights = RunWeights(runner)
         if self.kind == "model":

@@ -13,6 +13,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
+from runnerkit.seeding.adapters import adapter_reset
 from runnerkit.seeding.generators import derive_seed, keep_rng, seed_generators
 from runnerkit.support.component_members import ModuleMembers
 from runnerkit.support.torch_internals import DispatchMode, is_mutable, storage_id
@@ -84,8 +85,8 @@ def initialize_parameters(model: nn.Module, *, seed: int) -> nn.Module:
     The values of a module depend on `seed` and its name only: with ``FullyShardedDataParallelEngine(init="meta")`` any
     number of processes starts with the same. A module fills its parameters in ``reset_parameters()``, as torch's layers
     do; then the nearest module around it that has a method ``_init_weights(module)``, as models of Hugging Face have,
-    is called with it. What a constructor does outside of them is not repeated. Parameters on the meta device move to
-    the CPU.
+    is called with it. Adapters of peft (LoRA) start as ``get_peft_model`` lets them. What a constructor does outside of
+    these methods is not repeated. Parameters on the meta device move to the CPU.
 
     Raises:
         ValueError: no method fills a parameter; the message names it.
@@ -208,9 +209,9 @@ def _in_memory(parameter: nn.Parameter) -> nn.Parameter:
 
 def _fillers(module: nn.Module, path: str, paths: dict[nn.Module, str]) -> list[Callable[[], Any]]:
     """Return the methods that give the parameters of `module` their values, in order."""
-    own = [ModuleMembers(module).reset_parameters, ModuleMembers(module).own_reset]
-    around = [each for each, its in paths.items() if not its or f"{path}.".startswith(f"{its}.")]
-    of_model = [ModuleMembers(each).init_weights for each in reversed(around)]  # the nearest first
+    around = [each for each, its in reversed(paths.items()) if not its or f"{path}.".startswith(f"{its}.")]
+    own = [adapter_reset(module, around), ModuleMembers(module).reset_parameters, ModuleMembers(module).own_reset]
+    of_model = [ModuleMembers(each).init_weights for each in around]  # the nearest first
     found = [*filter(callable, own)][:1], [partial(each, module) for each in of_model if callable(each)][:1]
     return [*found[0], *found[1]]
 

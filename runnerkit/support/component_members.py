@@ -53,6 +53,8 @@ class ModuleMembers(Members):
         reset_parameters, own_reset: fill the parameters of a layer of torch.
         init_weights: fills the parameters of a module inside a model of Hugging Face.
         config, generation_config: settings of a model of Hugging Face.
+        adapter_layer_names, reset_lora_parameters: of a layer with adapters of peft, and of one with those of LoRA.
+        peft_config: the settings of the adapters in a model, by their names.
     """
 
     reduction = Member[Any](None)
@@ -61,3 +63,6 @@ class ModuleMembers(Members):
     init_weights = Member[Callable[[Any], Any] | None](None, name="_init_weights")
     config = Member[Any](None)
     generation_config = Member[Any](None)
+    adapter_layer_names = Member[Iterable[str]](())
+    reset_lora_parameters = Member[Callable[[str, Any], Any] | None](None)
+    peft_config = Member[Mapping[str, Any]]({})

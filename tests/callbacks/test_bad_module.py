@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
+from tests.engines.on_cpu import fsdp
 from tests.tiny import classification, loader, mlp, sgd, train, train_by_hand, weights
 
 NAN = float("nan")
@@ -122,12 +123,14 @@ def test_the_second_pass_leaves_no_trace():
     assert torch.equal(weights(model), weights(reference))
 
 
-def test_a_gradient_that_is_not_finite_stops_the_step():
-    """As for sqrt(0), the loss is finite and its gradient is not; no weight changes."""
+@pytest.mark.parametrize("options", [{}, {"engine": fsdp(shard_modules=[nn.Linear])}], ids=["alone", "fsdp"])
+def test_a_gradient_that_is_not_finite_stops_the_step(options):
+    """As for sqrt(0), the loss is finite and its gradient is not; no weight changes. A gradient in shards has the name
+    of the whole parameter."""
     model = nn.Sequential(nn.Linear(6, 3), nn.ReLU(), Do(lambda x: (x * 0).sqrt(), waits=False), nn.Linear(3, 3))
     before = weights(model)
 
-    words = told(model)
+    words = told(model, **options)
 
     assert words.startswith("the gradient of '0.bias' is not finite in batch 1 of loader 'train', epoch 1, step 1, ra")
     assert "it is the last in the model of 2 such gradients out of 4. detect_anomaly=True names the operation" in words

@@ -1,10 +1,13 @@
 """Logged norms equal a hand-written loop's: unscaled, averaged, before clipping, on any number of processes."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from runnerkit import dl
+from tests.engines.on_cpu import ddp, fsdp
 from tests.tiny import loader, mlp, sgd, train, weights
 
 NUM_SAMPLES = 24
@@ -96,11 +99,13 @@ def test_norms_under_a_scaler_are_unscaled():
     assert_same(ours, theirs, rel=1e-3)
 
 
-def test_norms_of_two_processes_are_those_of_one():
-    """Norms are those of gradients averaged over both; accumulated ones are reduced with a step's last batch."""
+@pytest.mark.parametrize("engine", [ddp, partial(fsdp, shard_modules=[nn.Linear])], ids=["ddp", "fsdp"])
+def test_norms_of_two_processes_are_those_of_one(engine):
+    """Norms are those of gradients averaged over both; accumulated ones are reduced with a step's last batch. Those of
+    sharded gradients are those of whole ones, also each parameter's."""
     theirs, _ = by_hand(accumulate=2)
 
-    ours, _ = norms_of(dl.OptimizerCallback("loss", accumulation_steps=2), num_processes=2, batch_size=2)
+    ours, _ = norms_of(dl.OptimizerCallback("loss", accumulation_steps=2), engine=engine(), batch_size=2)
 
     assert_same(ours, theirs)
 

@@ -1,5 +1,6 @@
 """FullyShardedDataParallelEngine(init="meta"): the numbers of one process, though no process has the whole model."""
 
+import logging
 import shutil
 import warnings
 
@@ -163,6 +164,21 @@ def test_the_second_stage_goes_on_with_weights_and_moments_of_the_first(trained)
     assert trained["stages"] < 1e-6
 
 
+class Told(logging.Handler):
+    """A handler that records what the library logs in this process; used in a `with` statement."""
+
+    def __enter__(self):
+        self.words = []
+        logging.getLogger("runnerkit").addHandler(self)
+        return self.words
+
+    def __exit__(self, *_):
+        logging.getLogger("runnerkit").removeHandler(self)
+
+    def emit(self, record):
+        self.words.append(record.getMessage())
+
+
 def train_by_hook(folder):
     class Runner(dl.SupervisedRunner):
         def get_engine(self):
@@ -186,19 +202,21 @@ def train_by_hook(folder):
         def get_loggers(self):
             return {}
 
-    runner = Runner().run()
+    with Told() as words:
+        runner = Runner().run()
     is_empty = all(each.is_meta for each in runner.model.parameters())
     runner.load(folder, which="last")
     fit(reference := whole(), ddp(), loaders=FEW)
-    return is_empty, difference(runner.model, reference)
+    return is_empty, difference(runner.model, reference), words
 
 
 def test_a_hook_makes_the_model_as_for_any_engine(trained):
     """``get_model`` runs with parameters on the meta device; weights alone (content="model") are sharded too."""
-    is_empty, apart = trained["hook"]
+    is_empty, apart, words = trained["hook"]
 
     assert is_empty
     assert apart < 1e-6
+    assert not any("lost" in each for each in words)
 
 
 # Weights from elsewhere.
@@ -298,16 +316,20 @@ def test_the_best_weights_are_loaded_by_shards(trained):
 
 def train_what_was_left_behind():
     model = on_meta()
-    fit(model, meta(), loaders=FEW)
+    with Told() as words:
+        fit(model, meta(), loaders=FEW)
     try:
         fit(model, meta(), loaders=FEW)
     except ValueError as error:
-        return str(error)
+        return str(error), words
 
 
 def test_a_model_whose_weights_were_left_behind_does_not_start_anew(trained):
-    """A second run with the same object needs a checkpoint."""
-    assert "were left in the checkpoints of its last run: pass resume=" in trained["left behind"]
+    """A second run with the same object needs a checkpoint. If the first one saves none, it says so."""
+    error, words = trained["left behind"]
+
+    assert "were left in the checkpoints of its last run: pass resume=" in error
+    assert ["saves no checkpoint: pass a logdir" in each for each in words].count(True) == 1
 
 
 # Resuming.
