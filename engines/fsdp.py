@@ -57,7 +57,8 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
     batch_size is per process. In evaluation every process holds all weights, so that each runs at its own pace.
 
     Args:
-        num_processes: as in ProcessGroupEngine.
+        num_processes: None means one per GPU, or 2 without GPUs. With `launcher`, (least, most) starts as many as there
+            is room for. The number of torchrun, srun or mpirun overrides it.
         shard_modules: module classes that form units, which are gathered, used and freed one after another.
         shard_min_parameters: form units by size: modules with at least this many parameters outside their inner units.
         reshard_after_forward: free a unit's weights after its forward pass; False keeps them for its backward pass.
