@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MOST_CALLS = 100_000  # at the same time, to the actor for reports
+
 
 class Reports:
     """Actor that passes the metrics of trials to the calling process, and its answers back.
@@ -93,7 +95,8 @@ def optimize(
     with _cluster() as reports:
         has_gpus = may_use_gpus and ray.cluster_resources().get("GPU", 0) > 0
         needed = {"CPU": num_processes, "GPU": num_processes} if has_gpus else {"CPU": num_processes}
-        task = ray.remote(_train_here).options(num_cpus=num_processes, num_gpus=needed.get("GPU", 0))
+        task = ray.remote(_train_here)
+        options = {"num_cpus": num_processes, "num_gpus": needed.get("GPU", 0)}
         received = reports.receive.remote()
         running = dict[Any, Any]()  # trials by the references of their scores
         num_left = num_trials
@@ -102,8 +105,9 @@ def optimize(
                 num_new = min(num_left, _room(needed) - len(running)) if num_left else 0
                 for _ in range(num_new):
                     trial = study.ask()
+                    named = task.options(**options, name=f"trial-{trial.number:03}")  # Ray prints it before each line
                     where = (logdir, sys.path, os.getcwd())
-                    running[task.remote(config_of(trial), trial.number, monitor, reports, *where)] = trial
+                    running[named.remote(config_of(trial), trial.number, monitor, reports, *where)] = trial
                     num_left -= 1
                 [ready], _ = ray.wait([received, *running])
                 if ready == received:
@@ -142,7 +146,9 @@ def _cluster() -> Iterator[Any]:
     connect("auto")
     try:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        yield ray.remote(Reports).options(num_cpus=0, scheduling_strategy=here).remote()
+        # Each trial may wait there for an answer: with Ray's default of 1000 calls, so many would block the answers.
+        options = {"num_cpus": 0, "max_concurrency": _MOST_CALLS, "scheduling_strategy": here}
+        yield ray.remote(Reports).options(**options).remote()
     finally:
         disconnect()
 

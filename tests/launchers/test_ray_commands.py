@@ -121,6 +121,7 @@ def test_trials_train_at_the_same_time_and_outlive_a_node(start, cluster, tmp_pa
     assert script.end() == 0, script.output
 
     assert script.output.count("begins epoch 1") == 2
+    assert "(trial-000 pid=" in script.output and "(trial-001 pid=" in script.output
     found = [losses(path) for path in sorted((tmp_path / "logs/config-tune").glob("trial-*"))]
     assert [[*each] for each in found] == [[1, 2], [1, 2]]
     assert f"best: {min(value for each in found for value in each.values()):.6g}\n" in script.output
@@ -144,6 +145,24 @@ def test_a_bad_trial_is_pruned(start, tmp_path):
     assert best["values"] == {"optimizer.lr": "0.3"}
     assert best["best"] == min(value for path in trials for value in losses(path).values())
     assert "launcher" not in read_config(tmp_path / best["config"]).values
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.cold
+def test_a_trial_may_have_several_processes(start, cluster, tmp_path):
+    """They are on a node that has as many CPUs."""
+    cluster.do("add 2")
+    try:
+        script = start(
+            "tune", "config.yaml", "--trials", "1", "--nproc", "2", "--launcher", "ray", "optimizer.lr=0.1,0.2"
+        )
+        assert script.end() == 0, script.output
+    finally:
+        cluster.do("kill")
+
+    [environment] = (tmp_path / "logs/config-tune").glob("trial-000/environment.json")
+    assert json.loads(environment.read_text())["engine"]["num_processes"] == 2
 
 
 @needs_ray
