@@ -199,13 +199,13 @@ class ProcessGroupEngine(SeveralProcessesEngine, ABC):
             yield modules
 
 
-def _bounds_of(num_processes: int | Sequence[int] | None) -> tuple[int, int] | None:
+def _bounds_of(num_processes: int | tuple[int, int] | None) -> tuple[int, int] | None:
     if num_processes is None:
         return None
-    if not isinstance(num_processes, list | tuple):  # a config has lists
-        if num_processes < 1:  # type: ignore[operator]  # a number
+    if not isinstance(num_processes, tuple | list):  # a config has lists
+        if num_processes < 1:
             raise ValueError(f"num_processes must be >= 1, got {num_processes}; pass None for one per GPU")
-        return num_processes, num_processes  # type: ignore[return-value]
+        return num_processes, num_processes
     if len(num_processes) != 2 or not 1 <= num_processes[0] <= num_processes[1]:
         raise ValueError(
             f"num_processes must be a number, or (least, most) with 1 <= least <= most, got {num_processes}"

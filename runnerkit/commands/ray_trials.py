@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -123,7 +123,7 @@ def optimize(
                 ray.cancel(result, force=True)
 
 
-def _room(needed: dict[str, float]) -> int:
+def _room(needed: Mapping[str, float]) -> int:
     """Return how many trials the cluster has room for; at least one, which waits for a node."""
     import ray
 
