@@ -84,7 +84,7 @@ class DistributedDataParallelAMPEngine(DistributedDataParallelEngine):
 
     def __init__(
         self,
-        num_processes: int | None = None,
+        num_processes: int | tuple[int, int] | None = None,
         *,
         dtype: torch.dtype | None = None,
         **options: Unpack[DistributedDataParallelOptions],
@@ -106,7 +106,7 @@ class FullyShardedDataParallelAMPEngine(FullyShardedDataParallelEngine):
 
     def __init__(
         self,
-        num_processes: int | None = None,
+        num_processes: int | tuple[int, int] | None = None,
         *,
         dtype: torch.dtype | None = None,
         **options: Unpack[FullyShardedDataParallelOptions],

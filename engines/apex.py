@@ -141,7 +141,7 @@ class DistributedDataParallelAPEXEngine(ProcessGroupEngine):
 
     def __init__(
         self,
-        num_processes: int | None = None,
+        num_processes: int | tuple[int, int] | None = None,
         *,
         delay_allreduce: bool = False,
         sync_bn: bool = False,

@@ -16,6 +16,8 @@ from runnerkit.engines.ddp import DistributedDataParallelEngine
 from runnerkit.engines.device import CPUEngine, GPUEngine
 from runnerkit.engines.fsdp import FullyShardedDataParallelEngine
 from runnerkit.engines.horovod import HorovodEngine
+from runnerkit.engines.launch.process_group_engine import ProcessGroupEngine
+from runnerkit.engines.launch.ray import RayLauncher
 from runnerkit.errors import did_you_mean
 from runnerkit.precision_names import precision_by_name
 from runnerkit.support.accelerator import default_device
@@ -35,14 +37,21 @@ ENGINES: dict[str, type[IEngine]] = {
 }
 
 
-def engine_by_name(name: str | None, *, num_processes: int | None = None, precision: str | None = None) -> IEngine:
+def engine_by_name(
+    name: str | None,
+    *,
+    num_processes: int | tuple[int, int] | None = None,
+    precision: str | None = None,
+    launcher: RayLauncher | str | None = None,
+) -> IEngine:
     """Create an engine from its name.
 
     Args:
         name: a short name or a class name; None means DDP if `num_processes` is given, else what suits this machine.
-        num_processes: for multi-process engines; None means their default.
+        num_processes: for multi-process engines; None means their default; (least, most) with a launcher.
         precision: "fp32", "fp16", "bf16", "fp8" (in linear layers), or "amp", which is bf16, or fp16 on GPUs that only
             emulate it.
+        launcher: of the processes; "ray" is a RayLauncher with its defaults.
     Raises:
         ValueError: an unknown name, or arguments that the engine does not accept; the message lists the valid ones.
 
@@ -50,7 +59,7 @@ def engine_by_name(name: str | None, *, num_processes: int | None = None, precis
     3
     """
     if name is None:
-        name = "ddp" if num_processes is not None else type(get_available_engine()).__name__
+        name = "ddp" if num_processes is not None or launcher is not None else type(get_available_engine()).__name__
     if name not in ENGINES:
         found = f"unknown engine {name!r}; expected one of {', '.join(ENGINES)}"
         is_device = re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", name) is not None
@@ -64,9 +73,17 @@ def engine_by_name(name: str | None, *, num_processes: int | None = None, precis
                 f"engine {name!r} runs in one process, so it does not accept num_processes, got {num_processes}; use "
                 "'ddp', 'fsdp' or 'horovod' for several"
             )
-        if num_processes < 1:
+        if isinstance(num_processes, int) and num_processes < 1:
             raise ValueError(f"the number of processes must be >= 1, got {num_processes}")
         options["num_processes"] = num_processes
+    if launcher is not None:
+        if not issubclass(engine, ProcessGroupEngine):
+            raise ValueError(f"engine {name!r} does not accept a launcher, got {launcher!r}; use 'ddp' or 'fsdp'")
+        if num_processes is None:
+            raise ValueError(f"launcher {launcher!r} needs the number of processes in the cluster: pass nproc")
+        options["launcher"] = RayLauncher() if launcher == "ray" else launcher
+    elif not isinstance(num_processes, int | None):
+        raise ValueError(f"the number of processes must be one number without a launcher, got {num_processes}")
     if precision is not None:
         options["precision"] = precision_by_name(precision)
         if "AMP" in engine.__name__ or "APEX" in engine.__name__:

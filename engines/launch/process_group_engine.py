@@ -45,7 +45,8 @@ class ProcessGroupEngine(SeveralProcessesEngine, ABC):
     that called ``torch.distributed.init_process_group``, it joins the existing ones.
 
     Args:
-        num_processes: None means one per GPU, or 2 without GPUs; a launcher's number overrides it.
+        num_processes: None means one per GPU, or 2 without GPUs. With `launcher`, (least, most) starts as many as there
+            is room for. The number of torchrun, srun or mpirun overrides it.
         address, port: rendezvous of spawned processes; None means a file on this machine, without a port.
         backend: None means nccl for GPU tensors and gloo for all others, including objects and checkpoints.
         device: "cuda" or "cpu"; None means CUDA GPUs if there are any, else the CPU, also beside other accelerators.
@@ -54,13 +55,16 @@ class ProcessGroupEngine(SeveralProcessesEngine, ABC):
         launcher: starts the processes elsewhere than on this machine; it needs num_processes. Under torchrun, srun or
             mpirun it is not used.
         options: as in IEngine.
+
+    Attributes:
+        bounds: least and largest number of processes, as they were asked for; None if this machine decides.
     """
 
     communicator: ProcessGroup
 
     def __init__(
         self,
-        num_processes: int | None = None,
+        num_processes: int | tuple[int, int] | None = None,
         *,
         address: str | None = None,
         port: int | None = None,
@@ -72,16 +76,18 @@ class ProcessGroupEngine(SeveralProcessesEngine, ABC):
         **options: Unpack[EngineOptions],
     ) -> None:
         super().__init__(**options)
-        _check_meeting_point(num_processes, address, port)
-        _check_launcher(launcher, num_processes, address)
+        _check_meeting_point(address, port)
+        self.bounds = _bounds_of(num_processes)
+        _check_launcher(launcher, self.bounds, address)
         if timeout_s <= 0:
             raise ValueError(f"timeout_s must be > 0, got {timeout_s}")
         if device not in (None, "cuda", "cpu"):
             raise ValueError(f"device must be 'cuda', 'cpu' or None, got {device!r}; devices=[...] selects GPUs")
         self._wanted_device = device
-        self.devices = _checked_devices(devices, num_processes, device)
+        self.devices = _checked_devices(devices, self.bounds, device)
         environment = ProcessEnvironment.read()
-        self.num_processes = environment.world_size if environment is not None else num_processes or self._num_spawned()
+        wanted = self.bounds[1] if self.bounds is not None else self._num_spawned()
+        self.num_processes = environment.world_size if environment is not None else wanted
         self.address = address
         self.port = port
         self.backend = backend
@@ -109,8 +115,9 @@ class ProcessGroupEngine(SeveralProcessesEngine, ABC):
         if environment is not None:
             return ExternalLauncher(self, environment)
         if self._given_launcher is not None:
+            assert self.bounds is not None
             may_use_gpus = self._wanted_device != "cpu"
-            return self._given_launcher.of(self.num_processes, may_use_gpus=may_use_gpus, timeout_s=self.timeout_s)
+            return self._given_launcher.of(self, self.bounds, may_use_gpus=may_use_gpus, timeout_s=self.timeout_s)
         return SpawnLauncher(self.num_processes, variables=self._meeting_point())
 
     def _num_spawned(self) -> int:
@@ -192,26 +199,40 @@ class ProcessGroupEngine(SeveralProcessesEngine, ABC):
             yield modules
 
 
-def _check_meeting_point(num_processes: int | None, address: str | None, port: int | None) -> None:
-    if num_processes is not None and num_processes < 1:
-        raise ValueError(f"num_processes must be >= 1, got {num_processes}; pass None for one per GPU")
+def _bounds_of(num_processes: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    if num_processes is None:
+        return None
+    if not isinstance(num_processes, tuple | list):  # a config has lists
+        if num_processes < 1:
+            raise ValueError(f"num_processes must be >= 1, got {num_processes}; pass None for one per GPU")
+        return num_processes, num_processes
+    if len(num_processes) != 2 or not 1 <= num_processes[0] <= num_processes[1]:
+        raise ValueError(
+            f"num_processes must be a number, or (least, most) with 1 <= least <= most, got {num_processes}"
+        )
+    return num_processes[0], num_processes[1]
+
+
+def _check_meeting_point(address: str | None, port: int | None) -> None:
     if (address is None) != (port is None):
         raise ValueError(f"address and port go together, got address={address!r}, port={port!r}; pass or omit both")
 
 
-def _check_launcher(launcher: RayLauncher | None, num_processes: int | None, address: str | None) -> None:
+def _check_launcher(launcher: RayLauncher | None, bounds: tuple[int, int] | None, address: str | None) -> None:
     if launcher is None:
+        if bounds is not None and bounds[0] < bounds[1]:
+            raise ValueError(f"num_processes={bounds} needs launcher=, which chooses the number; pass one number")
         return
     if not hasattr(launcher, "of"):
         raise TypeError(f"launcher must be None or a RayLauncher, got {launcher!r}")
-    if num_processes is None:
+    if bounds is None:
         raise ValueError("launcher= needs num_processes=, the number of processes in the cluster")
     if address is not None:
         raise ValueError("address and port are chosen by launcher=: omit them")
 
 
 def _checked_devices(
-    devices: Sequence[int] | None, num_processes: int | None, device: str | None
+    devices: Sequence[int] | None, bounds: tuple[int, int] | None, device: str | None
 ) -> tuple[int, ...] | None:
     if devices is None:
         return None
@@ -220,6 +241,6 @@ def _checked_devices(
         raise ValueError(f"devices={list(indices)} are GPUs; omit them with device='cpu'")
     if not indices or len(set(indices)) < len(indices) or min(indices) < 0:
         raise ValueError(f"devices must be different GPU indices >= 0, such as [0, 2], got {list(indices)}")
-    if num_processes is not None and num_processes != len(indices):
-        raise ValueError(f"num_processes={num_processes}, but {len(indices)} devices: omit num_processes")
+    if bounds is not None and bounds != (len(indices), len(indices)):
+        raise ValueError(f"num_processes={bounds[1]}, but {len(indices)} devices: omit num_processes")
     return indices

@@ -84,15 +84,19 @@ class RankActor:
 
 
 def _enter(variables: dict[str, str], folder: str) -> Path:
-    """Make this process resemble the calling one: environment, module search path, and its folder if that is here."""
+    """Set the environment of the rank, and what else it has of the calling process; return the job's folder."""
     os.environ.update(variables)
     job = Path(variables[FOLDER_VARIABLE])
-    paths = os.fsdecode((job / "path").read_bytes()).split("\0")
-    sys.path += [path for path in paths if path not in sys.path]
+    resemble_caller(os.fsdecode((job / "path").read_bytes()).split("\0"), folder)
     sys.modules["__main__"] = ModuleType("__main__")  # instead of Ray's, for what the caller's one defines
+    return job
+
+
+def resemble_caller(paths: Iterable[str], folder: str) -> None:
+    """Extend the module search path by the calling process's one, and enter its folder, if that is here."""
+    sys.path += [path for path in paths if path not in sys.path]
     with suppress(OSError):
         os.chdir(folder)
-    return job
 
 
 def read_files(paths: Iterable[Path]) -> Files:

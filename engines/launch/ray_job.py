@@ -8,7 +8,7 @@ import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,8 @@ _WAIT_S = 0.2  # until the calling process looks for a signal that it received
 _CAUSE_S = 5.0  # from a rank that lost another one to the news of what happened to that one
 _GRACE_S = 3.0  # from SIGTERM (close files) to the end of an actor
 _DELETE_S = 10.0  # for tasks that delete folders, whose processes must start
-_PLACE_S = 10.0  # without a place for all processes: time until a warning
+_PLACE_S = 10.0  # without a place for all processes: time until fewer are tried, or until a warning
+_FEWER_S = 3.0  # for Ray to find a place for fewer processes, which should be there
 _MAX_AHEAD = 2  # values of a process that the calling process has not received yet
 _OPTION_OF = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # others are passed as `resources`
 
@@ -52,22 +53,21 @@ class Place:
 
 
 @contextmanager
-def placed(resources: dict[str, float], count: int, *, timeout_s: float) -> Iterator[list[Place]]:
+def placed(resources: dict[str, float], bounds: tuple[int, int], *, timeout_s: float) -> Iterator[list[Place]]:
     """Start an actor for each rank, in few nodes and in the order of nodes; kill them when the context exits.
 
+    Their number is the largest within the bounds for which there is room.
     Rank zero, which writes the logs, comes to the calling process's node if there is room for one.
     """
     import ray
-    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+    from ray.util.placement_group import placement_group_table
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    group = placement_group([resources] * count, strategy="PACK")
-    try:
-        _wait_for_place(group, f"{count} x {resources}", timeout_s)
+    with _group_in_room(resources, bounds, timeout_s) as group:
         nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
         hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
         own = ray.get_runtime_context().get_node_id()
-        bundles = sorted(range(count), key=lambda each: (nodes[each] != own, hosts[nodes[each]], nodes[each], each))
+        bundles = sorted(nodes, key=lambda each: (nodes[each] != own, hosts[nodes[each]], nodes[each], each))
         known = {_OPTION_OF[name]: amount for name, amount in resources.items() if name in _OPTION_OF}
         others = {name: amount for name, amount in resources.items() if name not in _OPTION_OF}
         places: list[Place] = []
@@ -78,19 +78,43 @@ def placed(resources: dict[str, float], count: int, *, timeout_s: float) -> Iter
             local_rank = sum(place.node == nodes[bundle] for place in places)
             places.append(Place(actor, nodes[bundle], hosts[nodes[bundle]], local_rank))
         yield places
-    finally:
-        remove_placement_group(group)
 
 
-def _wait_for_place(group: Any, wanted: str, timeout_s: float) -> None:
+@contextmanager
+def _group_in_room(resources: dict[str, float], bounds: tuple[int, int], timeout_s: float) -> Iterator[Any]:
+    """Make the largest placement group within the bounds for which there is room; wait while there is too little."""
     import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
 
+    least, most = bounds
     deadline = time.monotonic() + timeout_s
-    while not group.wait(_PLACE_S):
-        words = f"the cluster lacks a place for {wanted}: its nodes have {ray.cluster_resources()}"
-        if time.monotonic() > deadline:
-            raise NoPlaceError(f"{words}; waited for the engine's timeout_s={timeout_s:g}")
-        logger.warning("%s, of which %s are free; waiting", words, ray.available_resources())
+    groups = [placement_group([resources] * most, strategy="PACK")]  # an autoscaler sees it while fewer are tried
+    try:
+        while not groups[0].wait(_PLACE_S):
+            for count in range(min(num_fitting(resources, ray.available_resources()), most - 1), least - 1, -1):
+                groups.append(placement_group([resources] * count, strategy="PACK"))
+                if groups[1].wait(_FEWER_S):
+                    remove_placement_group(groups.pop(0))
+                    break
+                remove_placement_group(groups.pop())
+            else:
+                words = f"the cluster lacks a place for {least} x {resources}: its nodes have {ray.cluster_resources()}"
+                if time.monotonic() > deadline:
+                    raise NoPlaceError(f"{words}; waited for the engine's timeout_s={timeout_s:g}")
+                logger.warning("%s, of which %s are free; waiting", words, ray.available_resources())
+        yield groups[0]
+    finally:
+        for group in groups:
+            remove_placement_group(group)
+
+
+def num_fitting(resources: Mapping[str, float], free: Mapping[str, float]) -> int:
+    """Return how many times free resources contain those of a process.
+
+    >>> num_fitting({"CPU": 0.1, "GPU": 1}, {"CPU": 0.3, "GPU": 8}), num_fitting({"GPU": 1}, {"CPU": 4})
+    (3, 0)
+    """
+    return min(int(free.get(name, 0) / amount + 1e-6) for name, amount in resources.items())
 
 
 class ActorJob:

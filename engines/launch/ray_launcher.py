@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +16,13 @@ from typing import Any, TypeVar
 from runnerkit.engines.launch.ray_actor import read_files
 from runnerkit.engines.launch.ray_job import ActorJob, NoPlaceError, placed
 from runnerkit.engines.launch.spawn import job_folder, result_of
-from runnerkit.job_process import Launcher
+from runnerkit.job_process import JobProcess, Launcher
 
 __all__ = ["RayLauncher"]
 
 logger = logging.getLogger(__name__)
+
+_LINES_S = 1.0  # Ray reads the lines of its processes from files, a few times per second
 
 T = TypeVar("T")
 Resources = Mapping[str, float]
@@ -67,19 +71,24 @@ class RayLauncher:
         except ImportError as error:
             raise ImportError("RayLauncher needs Ray: pip install 'runnerkit[ray]', on all nodes") from error
 
-    def of(self, num_processes: int, *, may_use_gpus: bool, timeout_s: float) -> Launcher:
+    def of(self, engine: JobProcess, bounds: tuple[int, int], *, may_use_gpus: bool, timeout_s: float) -> Launcher:
         """Return the launcher of an engine's jobs.
 
         Args:
-            timeout_s: seconds to wait for a place for all processes.
+            engine: its `num_processes` becomes that of the job.
+            bounds: least and largest number of processes.
+            timeout_s: seconds to wait for a place for the least number.
         """
-        return _JobsOnRay(self, num_processes, may_use_gpus=may_use_gpus, timeout_s=timeout_s)
+        return _JobsOnRay(self, engine, bounds, may_use_gpus=may_use_gpus, timeout_s=timeout_s)
 
 
 class _JobsOnRay(Launcher):
-    def __init__(self, cluster: RayLauncher, num_processes: int, *, may_use_gpus: bool, timeout_s: float) -> None:
+    def __init__(
+        self, cluster: RayLauncher, engine: JobProcess, bounds: tuple[int, int], *, may_use_gpus: bool, timeout_s: float
+    ) -> None:
         self._cluster = cluster
-        self._num_processes = num_processes
+        self._engine = engine
+        self._bounds = bounds
         self._may_use_gpus = may_use_gpus
         self._timeout_s = timeout_s
 
@@ -104,7 +113,7 @@ class _JobsOnRay(Launcher):
         """Put what the processes need of this one into the object store; yield its reference and a folder."""
         import ray
 
-        _connect(self._cluster.address)
+        connect(self._cluster.address)
         with _without_handler_of_ray(), job_folder(fn) as folder:
             yield ray.put(read_files(folder.iterdir())), folder
 
@@ -112,8 +121,9 @@ class _JobsOnRay(Launcher):
     def _started(self, files: Any, folder: Path, *, streams: bool) -> Iterator[ActorJob]:
         with (
             TemporaryDirectory(dir=folder) as reports,
-            placed(self._resources(), self._num_processes, timeout_s=self._timeout_s) as places,
+            placed(self._resources(), self._bounds, timeout_s=self._timeout_s) as places,
         ):
+            self._engine.num_processes = len(places)
             job = ActorJob(Path(reports), places)
             try:
                 job.start(files, streams=streams)
@@ -130,7 +140,8 @@ class _JobsOnRay(Launcher):
         return {"CPU": 1, "GPU": 1} if has_gpus else {"CPU": 1}
 
 
-def _connect(address: str | None) -> None:
+def connect(address: str | None) -> None:
+    """Join a cluster, unless this process has already joined one."""
     import ray
 
     if not ray.is_initialized():
@@ -138,6 +149,14 @@ def _connect(address: str | None) -> None:
         ray.init(address=address)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
+
+
+def disconnect() -> None:
+    """Leave the cluster, if this process has joined one, after the last lines of its processes have arrived."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        time.sleep(_LINES_S)
+        ray.shutdown()
 
 
 @contextmanager

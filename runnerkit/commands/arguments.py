@@ -19,6 +19,7 @@ Overrides = Annotated[
 ]
 Engine = Annotated[str | None, typer.Option(help="cpu, gpu, dp, ddp, fsdp, horovod, or the name of an engine class")]
 Nproc = Annotated[int | None, typer.Option(help="number of processes of a distributed engine")]
+Launcher = Annotated[Literal["ray"] | None, typer.Option(help="starts the processes elsewhere: on a Ray cluster")]
 Precision = Annotated[str | None, typer.Option(help="fp32, fp16, bf16, or amp, which chooses by device")]
 AsJson = Annotated[bool, typer.Option("--json", help="print one line of JSON; see runnerkit schema")]
 NewLogdir = Annotated[

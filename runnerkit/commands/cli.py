@@ -18,6 +18,7 @@ from typer.main import get_command
 from runnerkit.commands.arguments import (
     AsJson,
     Engine,
+    Launcher,
     Loaders,
     Logdir,
     Logdirs,
@@ -85,6 +86,7 @@ def run(
     engine: Engine = None,
     nproc: Nproc = None,
     precision: Precision = None,
+    launcher: Launcher = None,
     logdir: NewLogdir = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in the logdir, if there is one")] = False,
     as_json: AsJson = False,
@@ -95,6 +97,7 @@ def run(
     """
     from runnerkit.commands.configured_run import FILE, choose_logdir, make_run, save_config, train
     from runnerkit.commands.script import run_script
+    from runnerkit.engines.launch.ray import disconnect
     from runnerkit.engines.process_environment import get_rank
 
     words = overrides or []
@@ -103,14 +106,18 @@ def run(
             raise ValueError(f"{file} is a script, which sets its own logdir; pass the script's arguments after --")
         if as_json:
             raise ValueError(f"{file} is a script, which prints its own output: pass a config, or read status.json")
-        run_script(file, words, name=engine, num_processes=nproc, precision=precision)
-    given = {"engine": engine, "nproc": nproc, "precision": precision, "logdir": logdir and str(logdir)}
+        run_script(file, words, name=engine, num_processes=nproc, precision=precision, launcher=launcher)
+    given = {
+        "engine": engine, "nproc": nproc, "precision": precision, "launcher": launcher,
+        "logdir": logdir and str(logdir),
+    }  # fmt: skip
     config = read_config(file, words, given)
     folder = choose_logdir(config, resume=resume)
     runner, arguments = make_run(config)
     if get_rank() == 0:
         save_config(config, folder / FILE)
     train(config, runner, {**arguments, "logdir": folder, "resume": "auto" if resume else None})
+    disconnect()
     if get_rank() == 0 and as_json:
         print_json({"logdir": shown(folder), "metrics": runner.epoch_metrics})
     elif get_rank() == 0:
@@ -125,6 +132,7 @@ def tune(
     engine: Engine = None,
     nproc: Nproc = None,
     precision: Precision = None,
+    launcher: Launcher = None,
     logdir: NewLogdir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -137,7 +145,7 @@ def tune(
 
     given = {"engine": engine, "nproc": nproc, "precision": precision}
     folder = logdir or Path("logs", f"{file.stem}-tune")
-    score, values = search(file, overrides or [], given, num_trials=trials, logdir=folder)
+    score, values = search(file, overrides or [], given, num_trials=trials, logdir=folder, launcher=launcher)
     if as_json:
         print_json({"best": score, "values": values, "config": shown(folder / BEST)})
         return

@@ -43,7 +43,7 @@ _PARTS = {  # each with an example
     "loggers": "{_target_: runnerkit.dl.JSONLLogger, logdir: logs}",
 }
 _PLURAL = {name for name in _PARTS if name.endswith("s")}  # the others are one component or a dict of them
-_ENGINE = ("engine", "nproc", "precision")
+_ENGINE = ("engine", "nproc", "precision", "launcher")
 _NOT_PLAIN = {*_PARTS, *_ENGINE, "self", "cpu", "fp16", "amp", "apex", "ddp", "resume"}  # of `train`
 _MEANT = {**ELSEWHERE, "amp": "precision: amp", "fp16": "precision: fp16", "ddp": "engine: ddp", "cpu": "engine: cpu"}
 _NOT_SAVED = {"logdir", "search"}
@@ -152,8 +152,8 @@ def _engine_component(config: Config) -> IEngine:
         raise config.refused(
             "engine", "_target_ is missing; expected a name, or for example {_target_: runnerkit.dl.CPUEngine}"
         )
-    if (config.values.get("nproc"), config.values.get("precision")) != (None, None):
-        raise config.refused("engine", "is a component: pass nproc and precision as its own arguments")
+    if any(config.values.get(key) is not None for key in _ENGINE[1:]):
+        raise config.refused("engine", "is a component: pass nproc, precision and launcher as its own arguments")
     engine = config.make("engine")
     if not isinstance(engine, IEngine):
         raise config.refused("engine", f"is a {type(engine).__name__}; expected an engine of dl")
@@ -161,15 +161,17 @@ def _engine_component(config: Config) -> IEngine:
 
 
 def _named_engine(config: Config) -> IEngine | None:
-    name, *options = (config.values.get(key) for key in _ENGINE)
-    if [name, *options] == [None] * 3:
+    name, nproc, precision, launcher = (config.values.get(key) for key in _ENGINE)
+    if all(each is None for each in (name, nproc, precision, launcher)):
         return None
     if not isinstance(name, str | None):
         raise config.refused("engine", f"expected a name, or _target_ and its arguments, got {name!r}")
-    num_processes = config.converted(options[0], int | None, "nproc")
+    num_processes = config.converted(nproc, int | tuple[int, int] | None, "nproc")
+    if isinstance(launcher, dict):
+        launcher = config.make("launcher")
     try:
-        return engine_by_name(name, num_processes=num_processes, precision=options[1])
-    except ValueError as error:
+        return engine_by_name(name, num_processes=num_processes, precision=precision, launcher=launcher)
+    except (TypeError, ValueError) as error:
         raise config.refused("engine", str(error)) from error
 
 

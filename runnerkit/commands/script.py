@@ -7,13 +7,19 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from runnerkit.engines.by_name import VARIABLE, engine_by_name
 
 
 def run_script(
-    path: Path, arguments: Sequence[str], *, name: str | None, num_processes: int | None, precision: str | None
+    path: Path,
+    arguments: Sequence[str],
+    *,
+    name: str | None,
+    num_processes: int | None,
+    precision: str | None,
+    launcher: str | None,
 ) -> NoReturn:
     """Replace this process by ``python path arguments``, in which every run uses the requested engine, if any.
 
@@ -23,12 +29,14 @@ def run_script(
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    command = {"name": name, "num_processes": num_processes, "precision": precision}
+    command: dict[str, Any] = {
+        "name": name, "num_processes": num_processes, "precision": precision, "launcher": launcher,
+    }  # fmt: skip
     environment = dict(os.environ)
     if any(each is not None for each in command.values()):
         # Raise here, in one line, rather than in the script, with a traceback.
         try:
-            engine_by_name(name, num_processes=num_processes, precision=precision).check()
+            engine_by_name(**command).check()
         except RuntimeError as error:
             raise ValueError(f"engine {name!r}: {error}") from error
         environment[VARIABLE] = json.dumps(command)

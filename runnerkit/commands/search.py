@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from runnerkit.callbacks import OptunaPruningCallback
-from runnerkit.commands.config import Config, TrainingError, read_config
-from runnerkit.commands.configured_run import FILE, SEED, make_run, save_config, train
+from runnerkit.commands.config import Config, read_config
+from runnerkit.commands.configured_run import SEED, save_config
+from runnerkit.commands.ray_trials import optimize as optimize_on_ray
+from runnerkit.commands.trial import optuna_package, train_trial
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.monitor import Monitor
 from runnerkit.storage.remote.copies import name_of, written
@@ -21,7 +21,13 @@ BEST = "best.yml"
 
 
 def search(
-    path: Path, overrides: Sequence[str], given: Mapping[str, Any], *, num_trials: int, logdir: Path
+    path: Path,
+    overrides: Sequence[str],
+    given: Mapping[str, Any],
+    *,
+    num_trials: int,
+    logdir: Path,
+    launcher: Literal["ray"] | None = None,
 ) -> tuple[float, dict[str, Any]]:
     """Train a config once per trial; return the best metric and the values that gave it.
 
@@ -31,12 +37,13 @@ def search(
     Args:
         path, given: passed to :func:`read_config`.
         overrides: likewise; those whose value is a range are searched, as are the ranges under ``search:`` in the file.
+        launcher: "ray" spreads the trials over a Ray cluster; each has its processes on one node.
     Raises:
         ValueError: there are no ranges or no metric to optimize, or a range is invalid.
         FileExistsError: `logdir` contains trials.
-        ImportError: Optuna is not installed.
+        ImportError: Optuna is not installed, or Ray if it is the launcher.
     """
-    optuna = _optuna()
+    optuna = optuna_package()
     logdir = name_of(logdir)
     ranges, overrides = _ranges(overrides)
     config = read_config(path, overrides, given)
@@ -50,17 +57,27 @@ def search(
             f"{as_url(logdir) or logdir} contains the trials of another search: choose another folder with --logdir"
         )
 
-    def objective(trial: Any) -> float:
+    is_spread = launcher is not None
+    on_one_node = ["launcher=null"] if is_spread and config.values.get("launcher") is not None else []
+
+    def config_of(trial: Any) -> Config:
         chosen = [f"{key}={suggest(trial, key, text)}" for key, text in ranges.items()]
-        return _train(
-            read_config(path, [*overrides, *chosen], given), trial, logdir / f"trial-{trial.number:03}", monitor
-        )
+        return read_config(path, [*overrides, *on_one_node, *chosen], given)
+
+    def objective(trial: Any) -> float:
+        return train_trial(config_of(trial), trial, logdir, monitor)
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # an error in a trial ends the search and is reported by it
     sampler = optuna.samplers.TPESampler(seed=config.converted(config.values.get("seed", SEED), int, "seed") % 2**32)
     monitor = _monitor(config)
     study = optuna.create_study(direction="minimize" if monitor.minimize else "maximize", sampler=sampler)
-    study.optimize(objective, n_trials=num_trials)
+    if not is_spread:
+        study.optimize(objective, n_trials=num_trials)
+    else:
+        optimize_on_ray(
+            study, config_of, num_trials=num_trials, logdir=logdir, monitor=monitor,
+            num_processes=_num_processes(config), may_use_gpus=config.values.get("engine") not in ("cpu", "CPUEngine"),
+        )  # fmt: skip
     chosen = [f"{key}={value}" for key, value in study.best_params.items()]
     with written(logdir / BEST) as file:
         save_config(read_config(path, [*overrides, *chosen], given), file)
@@ -71,6 +88,20 @@ def _holds_trials(logdir: Path) -> bool:
     url = as_url(logdir)
     names = Store(url).names() if url is not None else [path.name for path in logdir.glob("trial-*")]
     return any(name.startswith("trial-") for name in names)
+
+
+def _num_processes(config: Config) -> int:
+    """Return the number of processes of a trial.
+
+    Raises:
+        ValueError: it is not a number, or the engine has a launcher, but trials on a cluster have one node each.
+    """
+    engine = config.values.get("engine")
+    if not isinstance(engine, dict):
+        return config.converted(config.values.get("nproc"), int | None, "nproc") or 1
+    if engine.get("launcher") is not None:
+        raise config.refused("engine.launcher", "each trial has one node with --launcher: leave it out")
+    return config.converted(engine.get("num_processes"), int | None, "engine.num_processes") or 1
 
 
 def suggest(trial: Any, key: str, given: str | list[Any]) -> Any:
@@ -124,31 +155,3 @@ def _monitor(config: Config) -> Monitor:
         return Monitor.of("search", given["monitor"], given.get("mode")).directed("search")
     except (TypeError, ValueError) as error:
         raise config.refused("monitor", str(error)) from error
-
-
-def _train(config: Config, trial: Any, logdir: Path, monitor: Monitor) -> float:
-    """Return the metric of the best epoch."""
-    runner, arguments = make_run(config)
-    if arguments["engine"] is None or not arguments["engine"].is_ddp:  # pruning needs the epochs in the study's process
-        given = arguments["callbacks"] or {}
-        callbacks = given if isinstance(given, dict) else {str(place): each for place, each in enumerate(given)}
-        arguments["callbacks"] = {**callbacks, "_pruning": OptunaPruningCallback(trial, monitor=monitor.name)}
-    save_config(config, logdir / FILE)
-    try:
-        train(config, runner, {**arguments, "logdir": logdir})
-    except TrainingError as error:
-        cause = error.__cause__
-        if cause is not None and isinstance(cause, _optuna().TrialPruned):
-            raise cause from None
-        raise
-    epochs = runner.experiment_metrics.values()
-    loader, metric = monitor.among({key for epoch in epochs for key in epoch}).pair  # as get_loaders may name them
-    scores = [epoch[loader][metric] for epoch in epochs if loader in epoch]
-    return min(scores) if trial.study.direction.name == "MINIMIZE" else max(scores)
-
-
-def _optuna() -> Any:
-    try:
-        return importlib.import_module("optuna")
-    except ImportError:
-        raise ImportError("a search needs Optuna: pip install 'runnerkit[optuna]'") from None

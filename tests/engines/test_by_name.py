@@ -45,6 +45,9 @@ def test_without_a_name_the_number_of_processes_or_the_machine_chooses():
         ({"name": "cpu", "num_processes": 2}, "engine 'cpu' runs in one process, so it does not accept num_proc"),
         ({"name": "ddp", "num_processes": 0}, "the number of processes must be >= 1, got 0"),
         ({"name": "ddp", "precision": "fp4"}, "unknown precision 'fp4'; expected one of fp32, amp, fp16, bf16, fp8"),
+        ({"name": "cpu", "launcher": "ray"}, "engine 'cpu' does not accept a launcher, got 'ray'; use 'ddp' or 'fsdp'"),
+        ({"name": None, "launcher": "ray"}, "launcher 'ray' needs the number of processes in the cluster: pass nproc"),
+        ({"name": "horovod", "num_processes": (1, 2)}, "the number of processes must be one number without a launcher"),
         ({"name": "AMPEngine", "precision": "bf16"}, "engine 'AMPEngine' has a fixed precision"),
     ],
 )
@@ -52,6 +55,13 @@ def test_what_there_is_none_of_is_refused(arguments, words):
     """The error lists the alternatives."""
     with pytest.raises(ValueError, match="^" + words):
         engine_by_name(**arguments)
+
+
+def test_a_launcher_has_its_name():
+    """Processes elsewhere use DDP, as several of this machine do; their number may be a range."""
+    engine = engine_by_name(None, num_processes=(2, 4), launcher="ray")
+
+    assert isinstance(engine, dl.DistributedDataParallelEngine) and engine.bounds == (2, 4)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -1,6 +1,7 @@
-"""The user's script in the tests of Ray: ray_script.py LOGDIR ENGINE NUM_EPOCHS WHAT MAX_RESTARTS.
+"""The user's script in the tests of Ray: ray_script.py LOGDIR ENGINE NUM_EPOCHS WHAT MAX_RESTARTS [LEAST MOST].
 
-WHAT happens once on rank one, in the second epoch: "nothing", "raises", or "holds" until the script is asked to stop.
+WHAT happens once on the last rank, in the second epoch: "nothing", "raises", or "holds" until the script is asked to
+stop. There are two ranks, or as many between LEAST and MOST as there is room for.
 """
 
 import os
@@ -28,7 +29,8 @@ class Happens(dl.Callback):
 
     def on_batch_end(self, runner):
         is_there = runner.epoch_step == 2 and runner.loader_key == "train" and runner.loader_batch_step == 2
-        if not is_there or runner.engine.rank != 1 or Path(logdir, "happened").exists():
+        is_last = runner.engine.rank == runner.engine.num_processes - 1
+        if not is_there or not is_last or Path(logdir, "happened").exists():
             return
         if what == "raises":
             raise LookupError("on one rank")
@@ -40,13 +42,13 @@ class Happens(dl.Callback):
             time.sleep(1)  # the signal follows
 
 
-logdir, engine, num_epochs, what, max_restarts = sys.argv[1:]
+logdir, engine, num_epochs, what, max_restarts, *bounds = sys.argv[1:]
 if __name__ == "__main__":
     model = mlp()
     cluster = dl.RayLauncher(max_restarts=int(max_restarts))
     runner = train(
         model,
-        engine=ENGINES[engine](2, device="cpu", launcher=cluster),
+        engine=ENGINES[engine](tuple(map(int, bounds)) or 2, device="cpu", launcher=cluster),
         loaders={"train": loader(64, 8, shuffle=True, num_workers=1), "valid": loader(21, 8)},
         callbacks=[Happens()],
         num_epochs=int(num_epochs),
@@ -54,6 +56,9 @@ if __name__ == "__main__":
         resume="auto",
     )
     assert runner.model is model
-    result = {"weights": model.state_dict(), "metrics": dict(runner.epoch_metrics), "steps": runner.batch_step}
+    result = {
+        "weights": model.state_dict(), "metrics": dict(runner.epoch_metrics), "steps": runner.batch_step,
+        "num_processes": runner.engine.num_processes,
+    }  # fmt: skip
     torch.save(result, Path(logdir, "result.pth"))
     time.sleep(2)  # Ray reads the lines of the ranks from files, now and then

@@ -130,14 +130,26 @@ def _local(folder, engine, num_epochs):
     return train(mlp(), engine=ENGINES[engine](2, device="cpu"), loaders=data, **options)
 
 
-def _assert_same(script, folder, engine="ddp", num_epochs=NUM_EPOCHS):
-    """Check that a script ended with the weights, metrics, counters and logs of a run on this machine, bit for bit."""
-    local = _local(folder, engine, num_epochs)
+def _resumed(folder, counts):
+    """Train an epoch with each number of processes of this machine, from the last checkpoint."""
+    for num_epochs, count in enumerate(counts, 1):
+        options = {"num_epochs": num_epochs, "logdir": folder / "local", "resume": "auto"}
+        data = {"train": loader(64, 8, shuffle=True), "valid": loader(21, 8)}
+        local = train(mlp(), engine=dl.DistributedDataParallelEngine(count, device="cpu"), loaders=data, **options)
+    return local
+
+
+def _assert_same(script, folder, engine="ddp", num_epochs=NUM_EPOCHS, counts=()):
+    """Check that a script ended with the weights, metrics, counters and logs of a run on this machine, bit for bit.
+
+    The run has two processes, or in each epoch the number in `counts`.
+    """
+    local = _resumed(folder, counts) if counts else _local(folder, engine, num_epochs)
     result = torch.load(script.logdir / "result.pth", weights_only=True)
     model = mlp()
     model.load_state_dict(result["weights"])
     assert torch.equal(weights(model), weights(local.model))
-    assert result["steps"] == local.batch_step
+    assert (result["steps"], result["num_processes"]) == (local.batch_step, local.engine.num_processes)
     assert {key: values["loss"] for key, values in result["metrics"].items()} == {
         key: values["loss"] for key, values in local.epoch_metrics.items()
     }
@@ -207,6 +219,40 @@ def test_a_killed_node_is_replaced_and_the_run_continues_exactly(own_cluster, tm
 
     assert script.output.count("begins epoch 1") <= 2  # of two ranks, once
     _assert_same(script, tmp_path)
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.cold
+def test_after_the_loss_of_a_node_the_job_continues_with_fewer_processes(cluster, tmp_path):
+    """It ends as a run of two processes that is stopped after its first epoch and resumed with one."""
+    script = Script(cluster, tmp_path, "ddp", NUM_EPOCHS, "holds", 1, 1, 2)
+    script.wait_for("holds with pid")
+    cluster.do("kill")
+    try:
+        assert script.end() == 0, script.output
+    finally:
+        cluster.do("add 1")
+
+    _assert_same(script, tmp_path, counts=(2, 1, 1))
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.cold
+def test_a_job_that_starts_again_uses_a_node_that_was_added(cluster, tmp_path):
+    """It starts on one node of one CPU; after a failure it has two processes."""
+    cluster.do("kill")
+    try:
+        script = Script(cluster, tmp_path, "ddp", NUM_EPOCHS, "holds", 1, 1, 2)
+        pid = int(script.wait_for(r"holds with pid (\d+)")[1])
+    finally:
+        cluster.do("add 1")
+    os.kill(pid, signal.SIGKILL)
+
+    assert script.end() == 0, script.output
+
+    _assert_same(script, tmp_path, counts=(1, 2, 2))
 
 
 @needs_ray
@@ -310,11 +356,21 @@ def test_without_ray_an_error_says_what_to_install(monkeypatch):
             ValueError,
             "omit them",
         ),
+        ({"num_processes": (2, 4)}, ValueError, r"num_processes=\(2, 4\) needs launcher="),
+        ({"launcher": dl.RayLauncher(), "num_processes": (0, 4)}, ValueError, r"1 <= least <= most, got \(0, 4\)"),
+        ({"launcher": dl.RayLauncher(), "num_processes": (4, 2)}, ValueError, r"1 <= least <= most, got \(4, 2\)"),
+        ({"launcher": dl.RayLauncher(), "num_processes": [4]}, ValueError, r"\(least, most\)"),
     ],
 )
 def test_what_does_not_go_with_a_launcher_is_refused(engine, options, error, words):
     with pytest.raises(error, match=words):
         engine(device="cpu", **options)
+
+
+@pytest.mark.parametrize("sizes", [{"replicas": 2}, {"tensor_parallel": 2}])
+def test_a_mesh_needs_one_number_of_processes(sizes):
+    with pytest.raises(ValueError, match=r"one number of processes, got num_processes=\(2, 4\)"):
+        dl.FullyShardedDataParallelEngine((2, 4), launcher=dl.RayLauncher(), **sizes)
 
 
 @pytest.mark.parametrize(
