@@ -17,7 +17,7 @@ from runnerkit.engines.device import CPUEngine, GPUEngine
 from runnerkit.engines.fsdp import FullyShardedDataParallelEngine
 from runnerkit.engines.horovod import HorovodEngine
 from runnerkit.engines.launch.process_group_engine import ProcessGroupEngine
-from runnerkit.engines.launch.ray import RayLauncher
+from runnerkit.engines.launch.ray_launcher import RayLauncher
 from runnerkit.errors import did_you_mean
 from runnerkit.precision_names import precision_by_name
 from runnerkit.support.accelerator import default_device

@@ -97,7 +97,7 @@ def run(
     """
     from runnerkit.commands.configured_run import FILE, choose_logdir, make_run, save_config, train
     from runnerkit.commands.script import run_script
-    from runnerkit.engines.launch.ray import disconnect
+    from runnerkit.engines.launch.ray_launcher import disconnect
     from runnerkit.engines.process_environment import get_rank
 
     words = overrides or []

@@ -87,7 +87,7 @@ def optimize(
     Raises:
         Exception: as without Ray, by the first trial that fails; the others are ended.
     """
-    from runnerkit.engines.launch.ray import RayLauncher
+    from runnerkit.engines.launch.ray_launcher import RayLauncher
 
     RayLauncher().check()
     import ray
@@ -141,7 +141,7 @@ def _cluster() -> Iterator[Any]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from runnerkit.engines.launch.ray import connect, disconnect
+    from runnerkit.engines.launch.ray_launcher import connect, disconnect
 
     connect("auto")
     try:

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from runnerkit import dl
+from tests.launchers.hosts import Hosts
 from tests.launchers.jobs import Jobs, wait_until
 from tests.tiny import loader, train, weights
 
@@ -17,6 +18,13 @@ def jobs(tmp_path):
         wait_until(lambda: not jobs.left(), 10, lambda: f"processes left behind: {jobs.left()}")
     finally:
         jobs.end()
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """Yield host0 and host1, connected by a network."""
+    with Hosts(tmp_path) as hosts:
+        yield hosts
 
 
 class PlainPython:

@@ -16,6 +16,11 @@ def outputs(heading, page=PAGE):
     return _blocks(page, "text")[heading]
 
 
+def manifests(heading, page=PAGE):
+    """Return the YAML files below a heading of the page."""
+    return _blocks(page, "yaml")[heading]
+
+
 def scripts(heading, page=PAGE):
     """Return the complete scripts below a heading of the page, which must be separate files."""
     return _blocks(page, "py")[heading]

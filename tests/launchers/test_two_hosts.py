@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.launchers.docs import PAGE, commands
-from tests.launchers.hosts import Hosts, why_not
+from tests.launchers.hosts import why_not
 from tests.launchers.jobs import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -20,13 +20,6 @@ HELD = {"num_epochs": NUM_EPOCHS, "held_epoch": 3}
 KILLED_S = 30
 CUT_OFF_S = 75
 GO_ON_S = 60
-
-
-@pytest.fixture
-def hosts(tmp_path):
-    """host0 and host1."""
-    with Hosts(tmp_path) as hosts:
-        yield hosts
 
 
 @pytest.fixture
