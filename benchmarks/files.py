@@ -2,24 +2,27 @@
 
 python -m benchmarks.files
 
-All contenders run in each round, so that a slowdown of the machine affects all of them. Prints the median and the range
-of the rounds, and the median of the ratios to the first contender within a round. A pass is 64 files of 1,024 samples
-of 64 float32, with a step of the MLP of the step benchmarks on each batch of 32. The hand-written data set divides the
-files among the workers and shuffles blocks of 256 samples, as ShardedFiles does within a lane. By default there is a
-lane for each file, so that batches mix 64 files; a hand-written shuffle buffer of as many samples is the equal. Streams
-that do not shuffle are compared with one that reads in order, as a block is filled at a stroke, which is faster. No
-hand-written data set has an order that is shared by other numbers of workers, or a position to resume from. Without
-workers the function calls of a step are counted too, those of the model included. `--write` writes the tables to
-RESULTS.md.
+A pass is 64 files of 1,024 samples of 64 float32, with a step of the MLP of the step benchmarks on each batch of 32.
+All contenders run in each round, so that a slowdown of the machine affects all of them: with workers, one pass after
+the other; without, they take turns of 60 steps and are measured in CPU time, from the fifth step of a turn on, when the
+caches hold their data again. Prints the median and the range of the rounds, and the median of the ratios to the first
+contender within a round. The hand-written data set divides the files among the workers and shuffles blocks of 256
+samples, as ShardedFiles does within a lane. By default there is a lane for each file, so that batches mix 64 files; a
+hand-written shuffle buffer of as many samples is the equal. Streams that do not shuffle are compared with one that
+reads in order, as a block is filled at a stroke, which is faster. No hand-written data set has an order that is shared
+by other numbers of workers, or a position to resume from. Without workers the function calls of a step are counted too,
+those of the model included. `--write` writes the tables to RESULTS.md.
 """
 
 import argparse
 import random
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -34,6 +37,7 @@ from runnerkit.data import EpochStepsLoaderWrapper, ShardedFiles
 from runnerkit.sampling.sharding import batches_of, shard_loader, start_epoch
 
 NUM_FILES, FILE_SIZE, BATCH_SIZE, BLOCK = 64, 1024, 32, 256
+TURN, COLD = 60, 4  # no multiple of the steps of a file: files are opened at all places of a turn
 
 
 def read(path: str, start: int = 0) -> Iterator[tuple[Tensor, int]]:
@@ -160,6 +164,36 @@ def contenders(files: list[str], *, whole_batches: bool, num_workers: int) -> di
     return {"shuffled": shuffled, "in order": in_order}
 
 
+def table_of_turns(fields: dict[str, Contender], *, num_rounds: int) -> str:
+    """Measure the CPU time of contenders without workers in turns of a few steps."""
+    num_turns = NUM_FILES * FILE_SIZE // BATCH_SIZE // TURN
+    rounds: list[dict[str, float]] = []
+    for _ in range(num_rounds):
+        runs = {name: iter(contender()) for name, contender in fields.items()}
+        rounds.append(dict.fromkeys(fields, 0.0))
+        for turn in range(num_turns):
+            for name in [*fields] if turn % 2 else [*reversed(fields)]:
+                _take(runs[name], COLD)
+                began = time.thread_time()
+                _take(runs[name], TURN - COLD)
+                rounds[-1][name] += time.thread_time() - began
+    num_steps, first = num_turns * (TURN - COLD), next(iter(fields))
+    lines = ["| one step | median, µs of CPU | range | ratio to the first | range |", "|---|---|---|---|---|"]
+    for name in fields:
+        times = [1e6 * each[name] / num_steps for each in rounds]
+        ratios = [each[name] / each[first] for each in rounds]
+        lines.append(
+            f"| {name} | {median(times):.0f} | {min(times):.0f} to {max(times):.0f} | {median(ratios):.2f} | "
+            f"{min(ratios):.2f} to {max(ratios):.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def _take(run: Iterator[None], num_steps: int) -> None:
+    for _ in range(num_steps):
+        next(run)
+
+
 def calls_per_step(contender: Contender) -> float:
     """Count the function calls, those of C included, from the 20th to the 120th step."""
     run = iter(contender())
@@ -207,8 +241,10 @@ def main() -> None:
                 groups = contenders(files, whole_batches=whole_batches, num_workers=num_workers)
                 for order, fields in groups.items():
                     parts.append(f"A stream of {what}, {order}, {num_workers} workers:")
-                    parts.append(table(fields, num_rounds=options.rounds, device=torch.device("cpu")))
-                    if num_workers == 0:
+                    if num_workers:
+                        parts.append(table(fields, num_rounds=options.rounds, device=torch.device("cpu")))
+                    else:
+                        parts.append(table_of_turns(fields, num_rounds=options.rounds))
                         calls = {name: calls_per_step(each) for name, each in fields.items()}
                         counts = ", ".join(f"{name} {number:.0f}" for name, number in calls.items())
                         parts.append(f"Function calls per step: {counts}.")
