@@ -73,17 +73,22 @@ def engine_by_name(
                 f"engine {name!r} runs in one process, so it does not accept num_processes, got {num_processes}; use "
                 "'ddp', 'fsdp' or 'horovod' for several"
             )
-        if isinstance(num_processes, int) and num_processes < 1:
+        if not isinstance(num_processes, tuple | list) and num_processes < 1:
             raise ValueError(f"the number of processes must be >= 1, got {num_processes}")
         options["num_processes"] = num_processes
     if launcher is not None:
+        if isinstance(launcher, str) and launcher != "ray":
+            raise ValueError(f"unknown launcher {launcher!r}; expected 'ray' or a RayLauncher")
         if not issubclass(engine, ProcessGroupEngine):
             raise ValueError(f"engine {name!r} does not accept a launcher, got {launcher!r}; use 'ddp' or 'fsdp'")
         if num_processes is None:
             raise ValueError(f"launcher {launcher!r} needs the number of processes in the cluster: pass nproc")
         options["launcher"] = RayLauncher() if launcher == "ray" else launcher
-    elif not isinstance(num_processes, int | None):
-        raise ValueError(f"the number of processes must be one number without a launcher, got {num_processes}")
+    elif isinstance(num_processes, tuple | list):
+        raise ValueError(
+            f"the number of processes must be one number without a launcher, got {num_processes}; pass one, or also "
+            "launcher='ray'"
+        )
     if precision is not None:
         options["precision"] = precision_by_name(precision)
         if "AMP" in engine.__name__ or "APEX" in engine.__name__:

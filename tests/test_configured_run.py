@@ -233,7 +233,7 @@ WRONG = {
     "a list of engines": (["engine=[ddp]"], "engine: expected a name, or _target_ and its arguments, got"),
     "unknown precision": (["--precision", "fp4"], "unknown precision 'fp4'; expected one of fp32, amp,"),
     "processes of a lone one": (["--engine", "cpu", "--nproc", "2"], "engine: engine 'cpu' runs in one"),
-    "unknown launcher": (["launcher=slurm", "nproc=2"], "engine: launcher must be None or a RayLauncher, got 'slurm'"),
+    "unknown launcher": (["launcher=slurm", "nproc=2"], "engine: unknown launcher 'slurm'; expected 'ray' or"),
     "a launcher without a number": (["--launcher", "ray"], "engine: launcher 'ray' needs the number of processes"),
     "a range without a launcher": (["nproc=[2, 4]"], "engine: the number of processes must be one number without"),
     "a range of three": (["nproc=[2, 3, 4]"], "nproc: expected int | tuple[int, int] | None, got [2, 3, 4]"),

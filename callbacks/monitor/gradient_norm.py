@@ -9,12 +9,10 @@ from torch import Tensor
 from runnerkit.callback import Callback, CallbackOrder, innermost
 from runnerkit.callbacks.training.backward import BackwardCallback
 from runnerkit.callbacks.training.optimizer import OptimizerCallback
-from runnerkit.callbacks.training.parts.gradients import full_norm, gradient_norm
+from runnerkit.callbacks.training.parts.gradients import gradient_norm, gradient_norms
 from runnerkit.errors import UnknownKeyError
 from runnerkit.models.parameters import names_of_parameters
-from runnerkit.steps.sparse_gradients import values_of
 from runnerkit.support.arguments import check_strings
-from runnerkit.support.torch_internals import norm_of_each
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
@@ -108,6 +106,5 @@ class GradNormCallback(Callback):
                 f"per_parameter=True needs the model's parameters, but the optimizer holds {len(unknown)} copies of "
                 "them (such as Apex's float32 copies): leave it out, or use amp=True"
             )
-        norms = norm_of_each([values_of(each.grad) for each in held if each.grad is not None])
-        for parameter, norm in zip(held, norms, strict=True):
-            self._norms[f"{self.key}/{self._names[id(parameter)]}"] = full_norm(norm)
+        for parameter, norm in zip(held, gradient_norms(held), strict=True):
+            self._norms[f"{self.key}/{self._names[id(parameter)]}"] = norm

@@ -7,6 +7,7 @@ import socket
 from abc import ABC
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any, Literal, Unpack
 
 import torch
@@ -202,15 +203,17 @@ class ProcessGroupEngine(SeveralProcessesEngine, ABC):
 def _bounds_of(num_processes: int | tuple[int, int] | None) -> tuple[int, int] | None:
     if num_processes is None:
         return None
-    if not isinstance(num_processes, tuple | list):  # a config has lists
-        if num_processes < 1:
-            raise ValueError(f"num_processes must be >= 1, got {num_processes}; pass None for one per GPU")
-        return num_processes, num_processes
-    if len(num_processes) != 2 or not 1 <= num_processes[0] <= num_processes[1]:
+    # A config has lists.
+    bounds: Sequence[int] = num_processes if isinstance(num_processes, tuple | list) else (num_processes, num_processes)
+    if not all(isinstance(each, Integral) and not isinstance(each, bool) for each in bounds):
+        raise TypeError(f"num_processes must be an integer, or (least, most) with launcher=, got {num_processes!r}")
+    if bounds is not num_processes and bounds[0] < 1:
+        raise ValueError(f"num_processes must be >= 1, got {num_processes}; pass None for one per GPU")
+    if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1]:
         raise ValueError(
             f"num_processes must be a number, or (least, most) with 1 <= least <= most, got {num_processes}"
         )
-    return num_processes[0], num_processes[1]
+    return int(bounds[0]), int(bounds[1])
 
 
 def _check_meeting_point(address: str | None, port: int | None) -> None:

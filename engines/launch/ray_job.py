@@ -8,7 +8,7 @@ import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ _GRACE_S = 3.0  # from SIGTERM (close files) to the end of an actor
 _DELETE_S = 10.0  # for tasks that delete folders, whose processes must start
 _PLACE_S = 10.0  # without a place for all processes: time until fewer are tried, or until a warning
 _FEWER_S = 3.0  # for Ray to find a place for fewer processes, which should be there
+_SEARCH_S = 30.0  # for numbers that free parts of nodes may be too small for; then only the least is tried
 _MAX_AHEAD = 2  # values of a process that the calling process has not received yet
 _OPTION_OF = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # others are passed as `resources`
 
@@ -91,7 +92,11 @@ def _group_in_room(resources: dict[str, float], bounds: tuple[int, int], timeout
     groups = [placement_group([resources] * most, strategy="PACK")]  # an autoscaler sees it while fewer are tried
     try:
         while not groups[0].wait(_PLACE_S):
-            for count in range(min(num_fitting(resources, ray.available_resources()), most - 1), least - 1, -1):
+            fitting = min(num_fitting(resources, ray.available_resources()), num_in_nodes(resources, ray.nodes()))
+            until = time.monotonic() + _SEARCH_S
+            for count in range(min(fitting, most - 1), least - 1, -1):
+                if count > least and time.monotonic() > until:
+                    continue
                 groups.append(placement_group([resources] * count, strategy="PACK"))
                 if groups[1].wait(_FEWER_S):
                     remove_placement_group(groups.pop(0))
@@ -115,6 +120,19 @@ def num_fitting(resources: Mapping[str, float], free: Mapping[str, float]) -> in
     (3, 0)
     """
     return min(int(free.get(name, 0) / amount + 1e-6) for name, amount in resources.items())
+
+
+def num_in_nodes(resources: Mapping[str, float], nodes: Iterable[Mapping[str, Any]]) -> int:
+    """Return how many processes fit into nodes that have nothing else to do, each into one node.
+
+    Args:
+        nodes: as ``ray.nodes`` returns them.
+
+    >>> nodes = [{"Alive": is_alive, "Resources": {"CPU": 7.0}} for is_alive in (True, True, False)]
+    >>> num_in_nodes({"CPU": 4}, nodes)
+    2
+    """
+    return sum(num_fitting(resources, node["Resources"]) for node in nodes if node["Alive"])
 
 
 class ActorJob:

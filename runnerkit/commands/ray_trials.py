@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_CALLS = 100_000  # at the same time, to the actor for reports
+_LOCKED_S = 120.0  # for the lock of a lost node to end; on NFS it takes about a minute
+_PAUSE_S = 1.0
 
 
 class Reports:
@@ -95,7 +98,7 @@ def optimize(
     with _cluster() as reports:
         has_gpus = may_use_gpus and ray.cluster_resources().get("GPU", 0) > 0
         needed = {"CPU": num_processes, "GPU": num_processes} if has_gpus else {"CPU": num_processes}
-        task = ray.remote(_train_here)
+        task = ray.remote(train_here)
         options = {"num_cpus": num_processes, "num_gpus": needed.get("GPU", 0)}
         received = reports.receive.remote()
         running = dict[Any, Any]()  # trials by the references of their scores
@@ -112,9 +115,7 @@ def optimize(
                 [ready], _ = ray.wait([received, *running])
                 if ready == received:
                     report, number, score, step = ray.get(received)
-                    trial = next(each for each in running.values() if each.number == number)
-                    trial.report(score, step)
-                    reports.answer.remote(report, trial.should_prune())
+                    reports.answer.remote(report, prunes(running.values(), number, score, step))
                     received = reports.receive.remote()
                 else:
                     _tell(study, running.pop(ready), ready)
@@ -127,12 +128,24 @@ def _room(needed: Mapping[str, float]) -> int:
     """Return how many trials the cluster has room for; at least one, which waits for a node."""
     import ray
 
-    from runnerkit.engines.launch.ray_job import num_fitting
+    from runnerkit.engines.launch.ray_job import num_in_nodes
 
-    room = sum(num_fitting(needed, node["Resources"]) for node in ray.nodes() if node["Alive"])
+    room = num_in_nodes(needed, ray.nodes())
     if room == 0:
         logger.warning("the cluster lacks a node with %s: the trials wait for one", needed)
     return max(room, 1)
+
+
+def prunes(trials: Iterable[Any], number: int, score: float, step: int) -> bool:
+    """Report the metric of an epoch to a trial; return whether its study prunes it.
+
+    A trial that has ended is pruned: this is an attempt on a node that was taken for lost.
+    """
+    trial = next((each for each in trials if each.number == number), None)
+    if trial is None:
+        return True
+    trial.report(score, step)
+    return bool(trial.should_prune())
 
 
 @contextmanager
@@ -153,7 +166,7 @@ def _cluster() -> Iterator[Any]:
         disconnect()
 
 
-def _train_here(
+def train_here(
     config: Config, number: int, monitor: Monitor, reports: Any, logdir: Path, paths: list[str], folder: str
 ) -> float:
     """Train a trial in this process of the cluster; return its score."""
@@ -161,7 +174,14 @@ def _train_here(
     from runnerkit.engines.launch.ray_actor import resemble_caller
 
     resemble_caller(paths, folder)
-    return train_trial(config, RemoteTrial(number, reports), logdir, monitor, resume="auto")
+    trial, deadline = RemoteTrial(number, reports), time.monotonic() + _LOCKED_S
+    while True:
+        try:
+            return train_trial(config, trial, logdir, monitor, resume="auto")
+        except FileExistsError:  # the folder is locked by an attempt on a node that was lost
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_S)
 
 
 def _tell(study: Any, trial: Any, result: Any) -> None:

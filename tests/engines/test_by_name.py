@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -45,6 +46,7 @@ def test_without_a_name_the_number_of_processes_or_the_machine_chooses():
         ({"name": "cpu", "num_processes": 2}, "engine 'cpu' runs in one process, so it does not accept num_proc"),
         ({"name": "ddp", "num_processes": 0}, "the number of processes must be >= 1, got 0"),
         ({"name": "ddp", "precision": "fp4"}, "unknown precision 'fp4'; expected one of fp32, amp, fp16, bf16, fp8"),
+        ({"name": "ddp", "launcher": "slurm"}, "unknown launcher 'slurm'; expected 'ray' or a RayLauncher"),
         ({"name": "cpu", "launcher": "ray"}, "engine 'cpu' does not accept a launcher, got 'ray'; use 'ddp' or 'fsdp'"),
         ({"name": None, "launcher": "ray"}, "launcher 'ray' needs the number of processes in the cluster: pass nproc"),
         ({"name": "horovod", "num_processes": (1, 2)}, "the number of processes must be one number without a launcher"),
@@ -62,6 +64,13 @@ def test_a_launcher_has_its_name():
     engine = engine_by_name(None, num_processes=(2, 4), launcher="ray")
 
     assert isinstance(engine, dl.DistributedDataParallelEngine) and engine.bounds == (2, 4)
+
+
+def test_a_number_of_numpy_is_a_number_of_processes():
+    """It is stored as an int, which environment.json can hold."""
+    engine = engine_by_name("ddp", num_processes=np.int64(2))
+
+    assert engine.bounds == (2, 2) and type(engine.num_processes) is int
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -223,6 +223,13 @@ def test_wrong_arguments_are_refused(arguments, message):
         dl.DistributedDataParallelEngine(**arguments)
 
 
+@pytest.mark.parametrize("number", [True, 2.0, "2", (2, 4.0)], ids=str)
+def test_a_number_of_processes_is_an_integer(number):
+    """True would be one process."""
+    with pytest.raises(TypeError, match=r"num_processes must be an integer, or \(least, most\) with launcher=, got"):
+        dl.DistributedDataParallelEngine(number)
+
+
 def test_unknown_arguments_are_named():
     """The error also lists the known arguments."""
     with pytest.raises(TypeError, match=r"DistributedDataParallelEngine got chanels_last; .* channels_last"):

@@ -262,6 +262,18 @@ class LowTokens(Runner):
         super().handle_batch((batch[0], batch[1] % 6))
 
 
+def log_norms():
+    """Return a callback that logs the norm of all gradients, and of each parameter's."""
+    return {"norms": dl.GradNormCallback(per_parameter=True)}
+
+
+def assert_same_norms(found, expected):
+    """Check the norms of all nine parameters, up to rounding."""
+    norms = {key: value for key, value in expected.items() if key.startswith("gradient_norm")}
+    assert len(norms) == 1 + 9
+    assert {key: found[key] for key in norms} == pytest.approx(norms, rel=1e-4, abs=1e-5)
+
+
 INNER_PLAN = {"up": "colwise", "down": "rowwise"}
 
 
@@ -278,6 +290,8 @@ def run_tied_on_meta(plan):
 @pytest.mark.timeout(300)
 def test_parameters_that_the_plan_does_not_divide():
     """Of parameters on divided activations, each process has a part of the gradient, which "sum_gradients" adds up.
+    Norms of divided, summed and whole gradients are those of one process, before clipping.
+
     Tied weights stay tied, though torch divides the parameter of each module by itself.
 
     Plans that would train another model are accepted by torch; the first step refuses them.
@@ -294,7 +308,9 @@ def test_parameters_that_the_plan_does_not_divide():
         plan = {**INNER_PLAN, "norm": "replicated_with_grad_allreduce", "act": "sum_gradients"}
         tied = {**plan, "tokens": "embedding", "head": "colwise_gather"}
         return (
-            run_inner(mesh(4, 2, plan=plan, shard_modules=[torch.nn.Linear]), batch_size=4, clip=0.1),
+            run_inner(
+                mesh(4, 2, plan=plan, shard_modules=[torch.nn.Linear]), batch_size=4, clip=0.1, callbacks=log_norms()
+            ),
             run_inner(mesh(4, 2, plan=tied, shard_modules=None), batch_size=4, tied=True),
             run_tied_on_meta(tied),
             refused({**INNER_PLAN, "act": "sum_gradients"}),
@@ -304,7 +320,8 @@ def test_parameters_that_the_plan_does_not_divide():
 
     sums, tied, tied_on_meta, *errors = together(work, num_processes=4)
 
-    expected, metrics, _ = run_inner(dl.CPUEngine(), clip=0.1)
+    expected, metrics, _ = run_inner(dl.CPUEngine(), clip=0.1, callbacks=log_norms())
+    assert_same_norms(sums[1][2]["train"], metrics[2]["train"])
     assert (sums[0] - expected).abs().max() < 1e-6
     assert sums[1][2]["train"]["loss"] == pytest.approx(metrics[2]["train"]["loss"], abs=1e-6)
     expected, metrics, _ = run_inner(dl.CPUEngine(), tied=True)

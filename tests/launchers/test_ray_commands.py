@@ -4,13 +4,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
+import optuna
 import pytest
 import torch
 
 from runnerkit import read_metrics
 from runnerkit.commands.cli import main
 from runnerkit.commands.config import read_config
+from runnerkit.commands.ray_trials import prunes, train_here
 from runnerkit.utils import load_checkpoint
 from tests.launchers.test_ray import Cluster, Script, needs_ray
 
@@ -217,3 +220,33 @@ def test_trials_on_several_nodes_are_refused(tmp_path, monkeypatch, capsys, over
     assert main(["tune", "config.yaml", "optimizer.lr=0.1,0.2", override, "--launcher", "ray"]) == 2
 
     assert words in capsys.readouterr().err
+
+
+def test_a_report_of_a_trial_that_has_ended_is_answered():
+    """It comes from an attempt on a node that was taken for lost, which would wait forever otherwise."""
+    trial = (study := optuna.create_study()).ask()
+
+    assert not prunes([trial], trial.number, 0.5, 1)
+    assert prunes([], trial.number, 0.25, 2)
+
+    assert study.trials[0].intermediate_values == {1: 0.5}
+
+
+def train_locked(folder, monkeypatch, *, wait_s):
+    """Train a trial whose folder is locked twice; `wait_s` is the time to wait for the lock."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("runnerkit.commands.ray_trials._LOCKED_S", wait_s)
+    monkeypatch.setattr("runnerkit.commands.ray_trials._PAUSE_S", 0.0)
+    locked = FileExistsError("another run is writing to trial-000")
+    monkeypatch.setattr("runnerkit.commands.trial.train_trial", Mock(side_effect=[locked, locked, 0.5]))
+    return train_here(None, 0, None, None, folder, [], str(folder))
+
+
+def test_a_trial_waits_for_the_lock_of_a_lost_node(tmp_path, monkeypatch):
+    """A file system that nodes share releases it after a while."""
+    assert train_locked(tmp_path, monkeypatch, wait_s=600.0) == 0.5
+
+
+def test_a_trial_does_not_wait_forever_for_a_lock(tmp_path, monkeypatch):
+    with pytest.raises(FileExistsError, match="another run is writing to trial-000"):
+        train_locked(tmp_path, monkeypatch, wait_s=-1.0)

@@ -96,6 +96,7 @@ def test_an_evicted_pod_lets_all_save_and_the_next_start_continues(jobs, hosts, 
         pod.wait_for("holds with pid", 90)
 
     pods[1].process.send_signal(signal.SIGTERM)
+    pods[1].wait_for("SIGTERM: the run stops", 60)  # else the last epoch could be over first
     jobs.go()
 
     assert [pod.wait(60) for pod in pods] == [1, 1], pods[0].output + pods[1].output

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runnerkit.steps.sparse_gradients import values_of, with_dense_gradients
 from runnerkit.support.arguments import check_mappings
-from runnerkit.support.torch_internals import is_dtensor
+from runnerkit.support.torch_internals import is_dtensor, norm_of_each
 
 ClipFn = Callable[..., Any] | str | None
 
@@ -58,11 +58,21 @@ def clip_of_norm(
 
 def gradient_norm(parameters: list[Tensor]) -> Tensor:
     """Return the Euclidean norm of all gradients, a () tensor on their device; every rank must call this."""
-    return full_norm(
-        torch.nn.utils.get_total_norm([values_of(each.grad) for each in parameters if each.grad is not None])
-    )
+    return _whole(torch.nn.utils.get_total_norm([values_of(each.grad) for each in parameters if each.grad is not None]))
 
 
-def full_norm(norm: Tensor) -> Tensor:
-    """Return a norm as a plain tensor; a DTensor is sharded, so every rank must call this."""
-    return norm.full_tensor() if is_dtensor(norm) else norm
+def gradient_norms(parameters: list[Tensor]) -> list[Tensor]:
+    """Return the Euclidean norm of each gradient, () tensors on their device; every rank must call this.
+
+    Args:
+        parameters: each has a gradient.
+    """
+    norms = norm_of_each([values_of(each.grad) for each in parameters if each.grad is not None])
+    if not any(map(is_dtensor, norms)):
+        return [*norms]
+    # Stacked as in the norm of all gradients: one reduction, also of shards on several dimensions of a mesh.
+    return [*_whole(torch.stack(norms)).unbind()]
+
+
+def _whole(norms: Tensor) -> Tensor:
+    return norms.full_tensor() if is_dtensor(norms) else norms
