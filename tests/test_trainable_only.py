@@ -183,6 +183,18 @@ def test_adapters_of_other_kinds_are_refused_without_values():
         utils.initialize_parameters(model, seed=SEED)
 
 
+@pytest.mark.slow
+def test_initial_values_that_depend_on_the_base_are_refused():
+    """OLoRA's matrices are factors of the base's weights."""
+    with_peft()
+    import peft
+
+    config = peft.LoraConfig(r=2, target_modules=["0"], init_lora_weights="olora")
+    model = peft.get_peft_model(nn.Sequential(nn.Linear(8, 3)), config)
+    with pytest.raises(ValueError, match="'default' has init_lora_weights='olora'; .* must be True, False or"):
+        utils.initialize_parameters(model, seed=SEED)
+
+
 @pytest.mark.parametrize("content", ["model", "runner"])
 def test_weights_are_loaded_into_the_same_base(tmp_path, content):
     """`load`, `load_best_on_end` and evaluation take the base of the model; another base is refused."""

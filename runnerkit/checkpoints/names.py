@@ -59,9 +59,9 @@ def under_adapters(module: nn.Module, state: StateDict, own: StateDict) -> State
     bare = dict(zip(bare_names(list(state)), state.values(), strict=True))
     if not adapters or adapters & bare.keys() or bare.keys().isdisjoint(without.values()):
         return state
-    named = shallow_copy(state)
+    named, known = shallow_copy(state), {*without.values()}
     named.clear()
-    named.update((name, value) for name, value in bare.items() if name not in {*without.values()})  # torch refuses them
+    named.update((name, value) for name, value in bare.items() if name not in known)  # torch refuses them
     named.update((name, bare[its]) for name, its in without.items() if its in bare)
     named.update((name, own[name]) for name in adapters)
     return named

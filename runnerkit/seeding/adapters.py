@@ -19,7 +19,7 @@ def adapter_reset(module: nn.Module, around: Iterable[nn.Module]) -> Callable[[]
     Args:
         around: the modules that contain `module`, the nearest first; one of them has the configuration.
     Raises:
-        ValueError: the adapters are of another kind.
+        ValueError: the adapters are of another kind, or their initial values depend on those of the base.
     """
     layer = ModuleMembers(module)
     if not {*layer.adapter_layer_names} - {"modules_to_save"}:  # whole copies of layers, which fill themselves
@@ -31,6 +31,13 @@ def adapter_reset(module: nn.Module, around: Iterable[nn.Module]) -> Callable[[]
             f"{type(module).__module__}.{type(module).__name__} holds adapters, and of those only the initial values "
             "of LoRA from peft.get_peft_model are known: make the model without init='meta' and initialize_parameters"
         )
+
+    for name, config in configs.items():
+        if config.init_lora_weights not in (True, False, "gaussian"):
+            raise ValueError(
+                f"adapter {name!r} has init_lora_weights={config.init_lora_weights!r}; with init='meta' and "
+                "initialize_parameters it must be True, False or 'gaussian'"
+            )
 
     def fill() -> None:
         for name, config in configs.items():
