@@ -191,7 +191,7 @@ def test_initial_values_that_depend_on_the_base_are_refused():
 
     config = peft.LoraConfig(r=2, target_modules=["0"], init_lora_weights="olora")
     model = peft.get_peft_model(nn.Sequential(nn.Linear(8, 3)), config)
-    with pytest.raises(ValueError, match="'default' has init_lora_weights='olora'; .* must be True, False or"):
+    with pytest.raises(ValueError, match=r"'default' has init_lora_weights='olora'; .* must be True, False or"):
         utils.initialize_parameters(model, seed=SEED)
 
 
