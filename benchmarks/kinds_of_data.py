@@ -1,4 +1,4 @@
-"""CPU time of a training step beside a hand-written loop with the same DataLoader, for four kinds of data.
+"""CPU time of a training step beside a hand-written loop with the same DataLoader, for several kinds of data.
 
 python -m benchmarks.kinds_of_data --rounds 10
 
