@@ -66,15 +66,15 @@ def imported(*, only_top_level):
 
 
 def needed(names):
-    of_package = importlib.metadata.packages_distributions()
-    return {name: {each.lower().replace("_", "-") for each in of_package[name]} for name in sorted(names)}
+    of_package = importlib.metadata.packages_distributions()  # Ray, which few need, is not installed
+    return {name: {each.lower().replace("_", "-") for each in of_package.get(name, [name])} for name in sorted(names)}
 
 
 def test_what_is_imported_is_required_or_in_an_extra():
-    """Top-level imports are in install_requires, unless the module is imported late; others in `all` or `vision`."""
+    """Top-level imports are in install_requires, unless the module is imported late; others in `all`, `vision` or `ray`."""
     required = distributions(setup_cfg()["options"]["install_requires"])
     extras = setup_cfg()["options.extras_require"]
-    optional = distributions(extras["all"]) | distributions(extras["vision"])
+    optional = distributions(extras["all"]) | distributions(extras["vision"]) | distributions(extras["ray"])
 
     for only_top_level, given in ((True, required), (False, required | optional)):
         wanted = needed(imported(only_top_level=only_top_level))
