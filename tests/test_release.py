@@ -71,7 +71,7 @@ def needed(names):
 
 
 def test_what_is_imported_is_required_or_in_an_extra():
-    """Top-level imports are in install_requires, unless the module is imported late; others in `all`, `vision` or `ray`."""
+    """Top-level imports are in install_requires, unless the module is imported late; others are in an extra."""
     required = distributions(setup_cfg()["options"]["install_requires"])
     extras = setup_cfg()["options.extras_require"]
     optional = distributions(extras["all"]) | distributions(extras["vision"]) | distributions(extras["ray"])

@@ -38,7 +38,8 @@ class Reports:
     async def send(self, number: int, score: float, step: int) -> bool:
         """Return whether the study prunes trial `number`, which calls this."""
         report = next(self._ids)
-        answer = self._answers[report] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._answers[report] = answer
         await self._received.put((report, number, score, step))
         return await answer
 
