@@ -6,6 +6,7 @@ import pytest
 from runnerkit import dl
 from tests.launchers.hosts import Hosts
 from tests.launchers.jobs import Jobs, wait_until
+from tests.launchers.ray_jobs import Cluster
 from tests.tiny import loader, train, weights
 
 
@@ -25,6 +26,22 @@ def hosts(tmp_path):
     """Yield host0 and host1, connected by a network."""
     with Hosts(tmp_path) as hosts:
         yield hosts
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Return a running cluster of two nodes."""
+    cluster = Cluster()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def own_cluster():
+    """Return a running cluster of two nodes, for a test that kills one."""
+    cluster = Cluster()
+    yield cluster
+    cluster.close()
 
 
 class PlainPython:

@@ -15,7 +15,7 @@ from runnerkit.commands.cli import main
 from runnerkit.commands.config import read_config
 from runnerkit.commands.ray_trials import prunes, train_here
 from runnerkit.utils import load_checkpoint
-from tests.launchers.test_ray import Cluster, Script, needs_ray
+from tests.launchers.ray_jobs import Script, needs_ray
 
 CONFIG = """
 model: {_target_: tests.tiny.mlp}
@@ -50,26 +50,23 @@ optuna.create_study = partial(optuna.create_study, pruner=ThresholdPruner(upper=
 """
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """Return a running cluster of two nodes of one CPU each."""
-    cluster = Cluster()
-    yield cluster
-    cluster.close()
+def starter(cluster, folder):
+    """Return a function that starts the command in a folder with config.yaml; `before` is code that runs before it."""
+    (folder / "config.yaml").write_text(CONFIG)
+    (folder / "waits.py").write_text(WAITS)
+
+    def start(*words, before=""):
+        code = f"{before}\nimport sys\nfrom runnerkit.commands.cli import main\nsys.exit(main({list(words)}))\n"
+        (folder / "command.py").write_text(code)
+        return Script(cluster, folder, script=folder / "command.py")
+
+    return start
 
 
 @pytest.fixture
 def start(cluster, tmp_path):
-    """Return a function that starts the command in a folder with config.yaml; `before` is code that runs before it."""
-    (tmp_path / "config.yaml").write_text(CONFIG)
-    (tmp_path / "waits.py").write_text(WAITS)
-
-    def start(*words, before=""):
-        code = f"{before}\nimport sys\nfrom runnerkit.commands.cli import main\nsys.exit(main({list(words)}))\n"
-        (tmp_path / "command.py").write_text(code)
-        return Script(cluster, tmp_path, script=tmp_path / "command.py")
-
-    return start
+    """Return a function that starts the command on the cluster."""
+    return starter(cluster, tmp_path)
 
 
 def losses(logdir):
@@ -81,14 +78,16 @@ def losses(logdir):
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.cold
-def test_a_config_trains_on_the_cluster(start, tmp_path):
+def test_a_config_trains_on_the_cluster(start, cluster, tmp_path):
     """Weights and logs are those of processes of this machine; the JSON comes after all lines of the ranks."""
     words = ["run", "config.yaml", "--nproc", "2", "--json", "--logdir"]
     script = start(*words, "logs/ray", "--launcher", "ray")
 
     assert script.end() == 0, script.output
 
-    subprocess.run([sys.executable, "-m", "runnerkit", *words, "logs/local"], cwd=tmp_path, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "runnerkit", *words, "logs/local"], cwd=tmp_path, env=cluster.environment, check=True
+    )
     found, expected = (load_checkpoint(tmp_path / f"logs/{name}/checkpoints/last.pth") for name in ("ray", "local"))
     assert all(torch.equal(each, expected["model_state_dict"][key]) for key, each in found["model_state_dict"].items())
     assert losses(tmp_path / "logs/ray") == losses(tmp_path / "logs/local")
@@ -112,13 +111,13 @@ def test_a_script_trains_on_the_cluster(start, tmp_path):
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.cold
-def test_trials_train_at_the_same_time_and_outlive_a_node(start, cluster, tmp_path):
+def test_trials_train_at_the_same_time_and_outlive_a_node(own_cluster, tmp_path):
     """Both are in their second epoch when a node is killed; the trial of that node continues from its checkpoint."""
     words = ["tune", "config.yaml", "--trials", "2", "--engine", "cpu", "--launcher", "ray"]
-    script = start(*words, "optimizer.lr=1e-4..0.3:log", "callbacks=[{_target_: waits.Waits}]")
+    script = starter(own_cluster, tmp_path)(*words, "optimizer.lr=1e-4..0.3:log", "callbacks=[{_target_: waits.Waits}]")
     script.wait_for(r"(?s)begins epoch 2.*begins epoch 2")
-    cluster.do("kill")
-    cluster.do("add 1")
+    own_cluster.do("kill")
+    own_cluster.do("add 1")
     (tmp_path / "go").touch()
 
     assert script.end() == 0, script.output
