@@ -118,15 +118,15 @@ def test_a_killed_node_is_replaced_and_the_run_continues_exactly(own_cluster, tm
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.cold
-def test_after_the_loss_of_a_node_the_job_continues_with_fewer_processes(cluster, tmp_path):
+def test_after_the_loss_of_a_node_the_job_continues_with_fewer_processes(own_cluster, tmp_path):
     """It ends as a run of two processes that is stopped after its first epoch and resumed with one."""
-    script = Script(cluster, tmp_path, "ddp", NUM_EPOCHS, "holds", 1, 1, 2)
+    script = Script(own_cluster, tmp_path, "ddp", NUM_EPOCHS, "holds", 1, 1, 2)
     script.wait_for("holds with pid")
-    cluster.do("kill")
+    own_cluster.do("kill")
     try:
         assert script.end() == 0, script.output
     finally:
-        cluster.do("add 1")
+        own_cluster.do("add 1")
 
     _assert_same(script, tmp_path, counts=(2, 1, 1))
 
@@ -134,14 +134,14 @@ def test_after_the_loss_of_a_node_the_job_continues_with_fewer_processes(cluster
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.cold
-def test_a_job_that_starts_again_uses_a_node_that_was_added(cluster, tmp_path):
+def test_a_job_that_starts_again_uses_a_node_that_was_added(own_cluster, tmp_path):
     """It starts on one node of one CPU; after a failure it has two processes."""
-    cluster.do("kill")
+    own_cluster.do("kill")
     try:
-        script = Script(cluster, tmp_path, "ddp", NUM_EPOCHS, "holds", 1, 1, 2)
+        script = Script(own_cluster, tmp_path, "ddp", NUM_EPOCHS, "holds", 1, 1, 2)
         pid = int(script.wait_for(r"holds with pid (\d+)")[1])
     finally:
-        cluster.do("add 1")
+        own_cluster.do("add 1")
     os.kill(pid, signal.SIGKILL)
 
     assert script.end() == 0, script.output
