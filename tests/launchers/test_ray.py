@@ -104,10 +104,8 @@ def test_a_killed_node_is_replaced_and_the_run_continues_exactly(own_cluster, tm
     script = Script(own_cluster, tmp_path, "ddp", NUM_EPOCHS, "holds", 1)
     script.wait_for("holds with pid")
     own_cluster.do("kill")
-    try:
-        script.wait_for("the job starts again")
-    finally:
-        own_cluster.do("add 1")
+    script.wait_for("the job starts again")
+    own_cluster.do("add 1")
 
     assert script.end() == 0, script.output
 
@@ -123,10 +121,8 @@ def test_after_the_loss_of_a_node_the_job_continues_with_fewer_processes(own_clu
     script = Script(own_cluster, tmp_path, "ddp", NUM_EPOCHS, "holds", 1, 1, 2)
     script.wait_for("holds with pid")
     own_cluster.do("kill")
-    try:
-        assert script.end() == 0, script.output
-    finally:
-        own_cluster.do("add 1")
+
+    assert script.end() == 0, script.output
 
     _assert_same(script, tmp_path, counts=(2, 1, 1))
 
@@ -137,11 +133,9 @@ def test_after_the_loss_of_a_node_the_job_continues_with_fewer_processes(own_clu
 def test_a_job_that_starts_again_uses_a_node_that_was_added(own_cluster, tmp_path):
     """It starts on one node of one CPU; after a failure it has two processes."""
     own_cluster.do("kill")
-    try:
-        script = Script(own_cluster, tmp_path, "ddp", NUM_EPOCHS, "holds", 1, 1, 2)
-        pid = int(script.wait_for(r"holds with pid (\d+)")[1])
-    finally:
-        own_cluster.do("add 1")
+    script = Script(own_cluster, tmp_path, "ddp", NUM_EPOCHS, "holds", 1, 1, 2)
+    pid = int(script.wait_for(r"holds with pid (\d+)")[1])
+    own_cluster.do("add 1")
     os.kill(pid, signal.SIGKILL)
 
     assert script.end() == 0, script.output
