@@ -44,8 +44,7 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
     The loaders' batch_size is per process: each step uses `num_processes` batches.
 
     Args:
-        num_processes: None means one per GPU, or 2 without GPUs. With `launcher`, (least, most) starts as many as there
-            is room for. The number of torchrun, srun or mpirun overrides it.
+        num_processes: None means one per GPU, or 2 without GPUs; (least, most) is explained in ProcessGroupEngine.
         find_unused_parameters: allow forward passes that leave parameters unused; traverses the graph in each step.
         static_graph: promise that each step uses the same parameters in the same way, so that one traversal is enough;
             gradients are then sent in each backward pass, also while they accumulate.

@@ -57,8 +57,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
     batch_size is per process. In evaluation every process holds all weights, so that each runs at its own pace.
 
     Args:
-        num_processes: None means one per GPU, or 2 without GPUs. With `launcher`, (least, most) starts as many as there
-            is room for. The number of torchrun, srun or mpirun overrides it.
+        num_processes: None means one per GPU, or 2 without GPUs; (least, most) is explained in ProcessGroupEngine.
         shard_modules: module classes that form units, which are gathered, used and freed one after another.
         shard_min_parameters: form units by size: modules with at least this many parameters outside their inner units.
         reshard_after_forward: free a unit's weights after its forward pass; False keeps them for its backward pass.
@@ -98,12 +97,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         super().__init__(num_processes, **options)
         self._exchange.compares = False  # each process has the gradients of its shards
         self.policy = ShardPolicy(shard_modules, shard_min_parameters)
-        if self.bounds is not None and self.bounds[0] < self.bounds[1] and replicas * tensor_parallel > 1:
-            raise ValueError(
-                f"replicas and tensor_parallel divide one number of processes, got num_processes={num_processes}; "
-                "pass one number, or omit them"
-            )
-        self._mesh_sizes = mesh_sizes(self.num_processes, replicas=replicas, tensor_parallel=tensor_parallel)
+        self._mesh_sizes = mesh_sizes(self.num_processes, replicas, tensor_parallel, bounds=self.bounds)
         if plan and tensor_parallel == 1:
             raise ValueError("plan acts on the processes of tensor_parallel=2 or more; pass both, or neither")
         self._gathers = GatherPrecision(compute_dtype, precision=self.precision, engine=type(self).__name__)

@@ -68,12 +68,21 @@ def _is_called(module: nn.Module) -> bool:
     return not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict)
 
 
-def mesh_sizes(num_processes: int, *, replicas: int, tensor_parallel: int) -> dict[str, int]:
+def mesh_sizes(
+    num_processes: int, replicas: int, tensor_parallel: int, *, bounds: tuple[int, int] | None = None
+) -> dict[str, int]:
     """Return the sizes of the device mesh by dimension; -1 is what is left for the shards.
 
+    Args:
+        bounds: least and largest number of processes, if it was given.
     Raises:
-        ValueError: a size does not divide the number of processes.
+        ValueError: a size does not divide the number of processes, or that is not known yet.
     """
+    if bounds is not None and bounds[0] < bounds[1] and replicas * tensor_parallel > 1:
+        raise ValueError(
+            f"replicas and tensor_parallel divide one number of processes, got num_processes={bounds}; "
+            "pass one number, or omit them"
+        )
     for name, size in (("replicas", replicas), ("tensor_parallel", tensor_parallel)):
         if size < 1 or num_processes % size:
             raise ValueError(
