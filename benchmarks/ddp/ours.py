@@ -16,6 +16,7 @@ from benchmarks.ddp.work import (
     num_metrics_asked,
     numbers,
     report,
+    width,
 )
 from benchmarks.steps import work
 from runnerkit import dl
@@ -57,7 +58,7 @@ class ManyNumbers(dl.SupervisedRunner):
 
 def train(path: str) -> None:
     runner = ManyNumbers(num_metrics_asked(), is_weighted=is_weighted()).train(
-        model=work.make_model(), criterion=nn.CrossEntropyLoss(), callbacks=[Observer(path)],
+        model=work.make_model(width()), criterion=nn.CrossEntropyLoss(), callbacks=[Observer(path)],
         loaders={"train": DataLoader(data(), batch_size=BATCH_SIZE)}, loggers={"console": None},
         engine=dl.DistributedDataParallelEngine(num_processes=WORLD_SIZE, backend="gloo", device="cpu"),
     )  # fmt: skip

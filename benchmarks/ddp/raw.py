@@ -23,11 +23,12 @@ from benchmarks.ddp.work import (
     num_metrics_asked,
     numbers,
     report,
+    width,
 )
 from benchmarks.steps import work
 
 
-def train(rank: int, port: int | None, path: str, num_metrics: int, *, weighted: bool) -> None:
+def train(rank: int, port: int | None, path: str, num_metrics: int, width: int, *, weighted: bool) -> None:
     """Train, and reduce each metric separately; under torchrun `port` is None."""
     torch.set_num_threads(1)
     where: dict[str, Any] = {}
@@ -35,7 +36,7 @@ def train(rank: int, port: int | None, path: str, num_metrics: int, *, weighted:
         where = {"init_method": f"tcp://127.0.0.1:{port}", "rank": rank, "world_size": WORLD_SIZE}
     dist.init_process_group("gloo", **where)
     notes = Notes(path)
-    model = DistributedDataParallel(work.make_model())
+    model = DistributedDataParallel(work.make_model(width))
     optimizer, criterion = work.make_optimizer(model), nn.CrossEntropyLoss()
     dataset = data()
     loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=DistributedSampler(dataset, shuffle=False))
@@ -77,13 +78,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/notes.json"
         if "RANK" in os.environ:
-            train(int(os.environ["RANK"]), None, path, num_metrics_asked(), weighted=is_weighted())
+            train(int(os.environ["RANK"]), None, path, num_metrics_asked(), width(), weighted=is_weighted())
             return
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         job = partial(train, weighted=is_weighted())
-        mp.spawn(job, args=(port, path, num_metrics_asked()), nprocs=WORLD_SIZE)
+        mp.spawn(job, args=(port, path, num_metrics_asked(), width()), nprocs=WORLD_SIZE)
 
 
 if __name__ == "__main__":

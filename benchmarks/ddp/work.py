@@ -1,8 +1,9 @@
 """The work of cases c and d, shared by all candidates: two processes over gloo; start-up, steps and loader end.
 
-usage: python -m benchmarks.ddp.raw NUM_METRICS [weighted]
+usage: python -m benchmarks.ddp.raw NUM_METRICS [weighted] [wide]
 
-With "weighted", each batch weighs as much as the sum of its targets, which the other process does not know.
+With "weighted", each batch weighs as much as the sum of its targets, which the other process does not know. With "wide",
+the model has more than a million parameters, so that a step takes as long as those of small real models.
 """
 
 import json
@@ -24,6 +25,7 @@ from benchmarks.steps import work
 from benchmarks.turns import Turns
 
 WORLD_SIZE, NUM_STEPS, BATCH_SIZE = 2, 500, 32
+WIDE = 16384
 STEPS_A_TURN = 25  # while one process waits for its turn, the other waits in the all-reduce
 UNTIMED_STEPS = 5  # of a turn, while the caches still hold the data of the job before
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier")
@@ -113,7 +115,12 @@ def num_metrics_asked() -> int:
 
 def is_weighted() -> bool:
     """Read from the command line whether batches have weights."""
-    return sys.argv[2:] == ["weighted"]
+    return "weighted" in sys.argv[2:]
+
+
+def width() -> int:
+    """Read the width of the model from the command line."""
+    return WIDE if "wide" in sys.argv[2:] else 64
 
 
 def report(path: str, loss: float) -> None:

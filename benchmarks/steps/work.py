@@ -99,9 +99,9 @@ def make_batches(num_batches: int) -> list[Batch]:
     return [(each, (each @ teacher).argmax(dim=1)) for each in features]
 
 
-def make_model() -> nn.Sequential:
+def make_model(width: int = 64) -> nn.Sequential:
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.SGD:
