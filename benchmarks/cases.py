@@ -199,8 +199,8 @@ PROCESSES = (
     Case(
         key="ddp-weights-wide",
         title="Steps with two processes, weighted batches and a million parameters",
-        text="The jobs of `ddp-weights` with an MLP 64-16384-10, whose steps are long enough that what a weight costs, a "
-        "constant, hardly shows.",
+        text="The jobs of `ddp-weights` with an MLP 64-16384-10, whose steps are so long that the constant cost of a "
+        "weight hardly shows.",
         candidates=tuple(replace(each, arguments=("1", "weighted", "wide")) for each in DDP),
         figures=(Figure("step_us", "µs a step"), Figure("cpu_us", "µs of CPU a step")),
         tolerance=0.02,  # the samples are sharded differently

@@ -2,8 +2,8 @@
 
 usage: python -m benchmarks.ddp.raw NUM_METRICS [weighted] [wide]
 
-With "weighted", each batch weighs as much as the sum of its targets, which the other process does not know. With "wide",
-the model has more than a million parameters, so that a step takes as long as those of small real models.
+With "weighted", each batch weighs as much as the sum of its targets, which the other process does not know.
+With "wide", the model has more than a million parameters, so that a step takes as long as those of small real models.
 """
 
 import json
