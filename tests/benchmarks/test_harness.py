@@ -1,5 +1,6 @@
 """The benchmark harness compares equal work and reports each candidate that failed or did different work."""
 
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -194,3 +195,18 @@ def test_cases_begin_with_raw_pytorch_and_have_keys_of_their_own():
     for case in cases:
         if case.key != "import":
             assert [each.name.split(",")[0] for each in case.candidates[:2]] == ["raw PyTorch", "runnerkit"]
+
+
+def test_each_section_of_the_results_has_the_heading_that_its_command_writes():
+    """Sections of cases have their titles, those of other commands the title in their source."""
+    page = results.RESULTS.read_text(encoding="utf-8")
+    found = re.findall(r"^<!-- (.+): written by python -m ([\w.]+).* -->\n(.*)$", page, flags=re.MULTILINE)
+    titles = {case.key: case.title for case in all_cases("python-of-peers")}
+
+    assert len(found) == page.count("<!-- end of ") > 25
+    for key, module, line in found:
+        if module == "benchmarks":
+            assert line == f"## {titles[key]}"
+        else:
+            source = (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+            assert f'title = "{line.removeprefix("## ")}"\n' in source and line.startswith("## ")
