@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks import results
+from benchmarks import readme_table, results
 from benchmarks.__main__ import write
 from benchmarks.calls import calls_per_step
 from benchmarks.cases import Case, all_cases
@@ -210,3 +210,15 @@ def test_each_section_of_the_results_has_the_heading_that_its_command_writes():
         else:
             source = (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
             assert f'title = "{line.removeprefix("## ")}"\n' in source and line.startswith("## ")
+
+
+def test_pages_state_the_smallest_and_the_largest_ratio_of_the_step_times():
+    """Those of the README's table, which a rerun changes."""
+    [row] = [line for line in readme_table.table().splitlines() if line.startswith("| runnerkit |")]
+    ratios = sorted(re.findall(r"[\d.]+", row), key=float)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+
+    assert row in readme
+    for page in ("index", "performance"):
+        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").replace("\n", " ")
+        assert f"a step of a tiny model takes {ratios[0]} to {ratios[-1]} times as long" in text
