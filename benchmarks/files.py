@@ -251,7 +251,8 @@ def main() -> None:
     text = "\n\n".join([conditions(options.rounds), *parts])
     print(text)
     if options.write:
-        write_section("streams", text, command="python -m benchmarks.files --write")
+        title = "Training steps on data in files"
+        write_section("streams", text, command="python -m benchmarks.files --write", title=title)
 
 
 if __name__ == "__main__":

@@ -145,7 +145,8 @@ def main() -> None:
     size = sum(each.numel() for each in Block().parameters()) * NUM_BLOCKS * 4 / 2**20
     text = f"Peak MiB per process for {size:,.0f} MiB of weights. {conditions(1)}\n\n" + "\n".join(rows)
     if options.write:
-        write_section("never_whole", text, command="python -m benchmarks.never_whole --write")
+        title = "Memory of a sharded model, made whole or on the meta device"
+        write_section("never_whole", text, command="python -m benchmarks.never_whole --write", title=title)
 
 
 if __name__ == "__main__":

@@ -174,7 +174,8 @@ def main() -> None:
     text = "\n".join([f"{NUM_BLOCKS} transformer blocks of width {WIDTH}. {conditions(options.rounds)}", "", *rows])
     print(text)
     if options.write:
-        write_section("regions", text, command="python -m benchmarks.regions --write")
+        title = "Compilation and checkpointing of a model's blocks"
+        write_section("regions", text, command="python -m benchmarks.regions --write", title=title)
 
 
 if __name__ == "__main__":

@@ -67,9 +67,12 @@ def versions(python: str, packages: Sequence[str]) -> str:
     return done.stdout.rstrip(", ")
 
 
-def write_section(key: str, text: str, path: Path = RESULTS, *, command: str = "python -m benchmarks") -> None:
-    """Replace the section `key` with `text`, which `command` generates, or append it."""
+def write_section(
+    key: str, text: str, path: Path = RESULTS, *, command: str = "python -m benchmarks", title: str | None = None
+) -> None:
+    """Replace the section `key` with `text`, which `command` generates, below `title`, or append it."""
     begin, end = _marks(key, command)
+    text = text if title is None else f"## {title}\n\n{text}"
     section = f"{begin}\n{text.strip()}\n{end}"
     page = path.read_text(encoding="utf-8") if path.exists() else "# Benchmark results\n"
     head, found, rest = page.partition(begin)

@@ -188,7 +188,8 @@ def main() -> None:
 
         names = ("torch", "lightning", "accelerate", "datasets")
         text = "\n".join([*(f"{versions(options.peers, names)}.\n" for _ in range(bool(options.peers))), *lines])
-        write_section("stream readers", text, command="python -m benchmarks.stream_readers --write")
+        title = "Reads of a stream with shards by two processes"
+        write_section("stream readers", text, command="python -m benchmarks.stream_readers --write", title=title)
 
 
 if __name__ == "__main__":

@@ -187,7 +187,8 @@ def main() -> None:
     text = f"{size:.2f} GB of JSON lines in {NUM_FILES} files. {conditions(options.rounds)}\n\n{table}"
     print(text)
     if options.write:
-        write_section("stream resume", text, command="python -m benchmarks.stream_resume --write")
+        title = "Start and resume of a stream"
+        write_section("stream resume", text, command="python -m benchmarks.stream_resume --write", title=title)
 
 
 if __name__ == "__main__":

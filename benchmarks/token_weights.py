@@ -203,7 +203,8 @@ def main() -> None:
             *(f"{versions(options.peers, names)}.\n" for _ in range(bool(options.peers))),
             *lines,
         ])  # fmt: skip
-        write_section("token weights", text, command="python -m benchmarks.token_weights --write")
+        title = "Accumulated batches with different numbers of tokens"
+        write_section("token weights", text, command="python -m benchmarks.token_weights --write", title=title)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""PyTorch training: you write the step for a batch; runnerkit runs it on any engine, exactly and without overhead."""
+"""You write what happens to a batch; runnerkit runs it on any engine, with exact results and minimal overhead."""
 
 from __future__ import annotations
 

@@ -100,6 +100,19 @@ def test_links_and_commands_exist(page):
     assert [path for path in re.findall(r"(?<!tests/)\bexamples/[\w/]+\.py", text) if not (ROOT / path).exists()] == []
 
 
+def test_the_tests_of_each_failure_exist():
+    """The last column of the tables of reliability.md has parts of names of tests."""
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    named = re.findall(
+        r"`([a-z]+(?:_[a-z]+){2,})`", "\n".join(re.findall(r"^\|.*\| ([^|]*`[^|]*) \|$", page, re.MULTILINE))
+    )
+    sources = (path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    tests = re.findall(r"^def (test_\w+)", "\n".join(sources), flags=re.MULTILINE)
+
+    assert len(named) > 30
+    assert [name for name in named if not any(name in test for test in tests)] == []
+
+
 def defined_in(path):
     """Return the names of functions, classes, variables and attributes that a file defines or sets."""
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))

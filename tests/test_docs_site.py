@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -137,6 +138,21 @@ def test_links_to_lists_of_examples_lead_to_the_gallery():
 
     assert page_of(Path("examples/first_hour/README.md")) == "examples/index.md"
     assert page_of(Path("examples/minimal/gan.py")) == "examples/minimal/gan.md"
+
+
+def test_links_to_the_repository_keep_their_heading():
+    """Without a repository the path is shown."""
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="data.md"))
+    files = SimpleNamespace(get_file_from_path=lambda path: None)
+    link = "[results](../benchmarks/RESULTS.md#import), [tests](../tests)"
+    linked = hook("links_out_of_docs")["on_page_markdown"]
+    where = [SimpleNamespace(docs_dir=str(ROOT / "docs"), repo_url=url) for url in ("https://forge.example/a", "")]
+
+    assert [linked(link, page=page, config=each, files=files) for each in where] == [
+        "[results](https://forge.example/a/blob/HEAD/benchmarks/RESULTS.md#import), "
+        "[tests](https://forge.example/a/tree/HEAD/tests)",
+        "results (`benchmarks/RESULTS.md`), `tests`",
+    ]
 
 
 @pytest.mark.slow

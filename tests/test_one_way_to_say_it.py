@@ -77,7 +77,7 @@ OLD = {
     ),
     "periodic": (
         lambda: PERIODIC("valid", "auc", valid=3, test=0),
-        lambda: PERIODIC(monitor="valid/auc", valid=3, test=0),
+        lambda: PERIODIC(monitor="valid/auc", mode="min", valid=3, test=0),
         "monitor='valid/auc', mode='min'",
     ),
     "periodic by name": (
@@ -199,6 +199,7 @@ def test_both_names_are_refused(make, words):
         (lambda: train(monitor="train/auc", callbacks=[CHECKPOINT("logs")]), ValueError, "train: .* needs a mode"),
         (lambda: CHECKPOINT("logs", monitor="valid/auc"), ValueError, "CheckpointCallback: .* needs a mode"),
         (lambda: PRUNE(TRIAL, monitor="valid/auc"), ValueError, "OptunaPruningCallback: .* needs a mode"),
+        (lambda: PERIODIC(monitor="valid/auc", valid=3), ValueError, "PeriodicLoaderCallback: .* needs a mode"),
     ],
 )
 def test_what_selects_nothing_is_refused(make, error, words):

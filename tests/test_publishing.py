@@ -17,6 +17,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+import runnerkit
+from runnerkit.commands import docs_pages
 from runnerkit.version import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -41,11 +43,17 @@ def requirements(section, key):
 # ------------------------------------------------------------------------------------------------ metadata and README
 
 
-def test_the_author_and_the_description_are_those_of_the_citation():
+def test_the_author_and_the_description_are_the_same_everywhere():
+    """The README and the first page of the docs end the same sentence in the same words."""
     citation, metadata = yaml.safe_load(read("CITATION.cff")), setup_cfg()["metadata"]
+    description = metadata["description"]
+    end = ", with" + description.partition(", with")[2]
 
     assert metadata["author"] == ", ".join(author["name"] for author in citation["authors"])
-    assert metadata["description"] == citation["abstract"]
+    assert description == citation["abstract"] == runnerkit.__doc__
+    assert f"\nsite_description: {description}\n" in read("mkdocs.yml")
+    assert docs_pages.llms_txt().startswith(f"# runnerkit\n\n> {description}\n")
+    assert end in read("README.md").replace("\n", " ") and end in read("docs/index.md").replace("\n", " ")
 
 
 @pytest.fixture(scope="module")

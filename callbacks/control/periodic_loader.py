@@ -23,7 +23,8 @@ class PeriodicLoaderCallback(Callback):
 
     Args:
         monitor: the metric that selects the best epoch, such as "valid/loss"; checked to exist before training.
-        mode: whether smaller ("min") or larger ("max") values are better; kept in the attribute `monitor`.
+        mode: whether smaller ("min") or larger ("max") values are better; may be left out for a loss. It is kept in the
+            attribute `monitor`.
         loader_periods: {loader key: period in epochs}; 0 means never, and is not allowed for the monitor's loader.
 
     >>> PeriodicLoaderCallback(monitor="valid/loss", mode="min", valid=3).loader_periods
@@ -40,10 +41,11 @@ class PeriodicLoaderCallback(Callback):
         ThreeArguments("valid_loader_key", "valid_metric_key", minimize_default=True),
         by_position=("valid_loader_key", "valid_metric_key", "minimize"),
     )
-    def __init__(self, *, monitor: str, mode: Mode = "min", **loader_periods: int) -> None:
+    def __init__(self, *, monitor: str, mode: Mode | None = None, **loader_periods: int) -> None:
         # First of all callbacks: the others see at an epoch's start the loaders that will run.
         super().__init__(order=CallbackOrder.Internal)
-        self.monitor = Monitor.of("PeriodicLoaderCallback", monitor, mode).among(loader_periods)
+        selects = Monitor.of("PeriodicLoaderCallback", monitor, mode).directed("PeriodicLoaderCallback")
+        self.monitor = selects.among(loader_periods)
         for key, period in loader_periods.items():
             if not isinstance(period, Real) or not period >= 0 or period % 1:
                 raise (ValueError if isinstance(period, Real) else TypeError)(

@@ -23,7 +23,7 @@ _SECTIONS = {"": "Guides", "tutorial": "Tutorial", "reference": "Reference", "mi
 _ABOUT = """\
 # runnerkit
 
-> You write what happens to a batch; runnerkit runs it on any engine, exactly and at no cost.
+> You write what happens to a batch; runnerkit runs it on any engine, with exact results and minimal overhead.
 
 A library for training PyTorch models. Each page is a Markdown file; `runnerkit docs TOPIC` prints the one of the
 installed version, and the pages of the reference with the signatures and docstrings of the package.

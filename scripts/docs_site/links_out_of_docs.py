@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 GALLERY, LISTS = "examples/index.md", ("examples/first_hour/README.md", "examples/minimal/README.md")
-LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
 
 
 def on_page_markdown(markdown, *, page, config, files):
@@ -22,7 +22,8 @@ def on_page_markdown(markdown, *, page, config, files):
         if files.get_file_from_path(own := page_of(path)):
             return f"[{text}]({posixpath.relpath(own, posixpath.dirname(page.file.src_uri))})"
         if config.repo_url:
-            return f"[{text}]({config.repo_url}/{'tree' if target.is_dir() else 'blob'}/HEAD/{path})"
+            kind, heading = "tree" if target.is_dir() else "blob", link[3] or ""
+            return f"[{text}]({config.repo_url}/{kind}/HEAD/{path}{heading})"
         return f"`{path}`" if Path(text.strip("`")).stem == target.stem else f"{text} (`{path}`)"
 
     return LINK.sub(replaced, markdown)

@@ -1,12 +1,13 @@
 """The benchmark harness compares equal work and reports each candidate that failed or did different work."""
 
+import re
 import subprocess
 import sys
 from itertools import pairwise
 
 import pytest
 
-from benchmarks import results
+from benchmarks import readme_table, results
 from benchmarks.__main__ import write
 from benchmarks.calls import calls_per_step
 from benchmarks.cases import Case, all_cases
@@ -194,3 +195,30 @@ def test_cases_begin_with_raw_pytorch_and_have_keys_of_their_own():
     for case in cases:
         if case.key != "import":
             assert [each.name.split(",")[0] for each in case.candidates[:2]] == ["raw PyTorch", "runnerkit"]
+
+
+def test_each_section_of_the_results_has_the_heading_that_its_command_writes():
+    """Sections of cases have their titles, those of other commands the title in their source."""
+    page = results.RESULTS.read_text(encoding="utf-8")
+    found = re.findall(r"^<!-- (.+): written by python -m ([\w.]+).* -->\n(.*)$", page, flags=re.MULTILINE)
+    titles = {case.key: case.title for case in all_cases("python-of-peers")}
+
+    assert len(found) == page.count("<!-- end of ") > 25
+    for key, module, line in found:
+        if module == "benchmarks":
+            assert line == f"## {titles[key]}"
+        else:
+            source = (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+            assert f'title = "{line.removeprefix("## ")}"\n' in source and line.startswith("## ")
+
+
+def test_pages_state_the_smallest_and_the_largest_ratio_of_the_step_times():
+    """Those of the README's table, which a rerun changes."""
+    [row] = [line for line in readme_table.table().splitlines() if line.startswith("| runnerkit |")]
+    ratios = sorted(re.findall(r"[\d.]+", row), key=float)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+
+    assert row in readme
+    for page in ("index", "performance"):
+        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").replace("\n", " ")
+        assert f"a step of a tiny model takes {ratios[0]} to {ratios[-1]} times as long" in text

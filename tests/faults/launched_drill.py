@@ -23,7 +23,14 @@ from tests.faults import proxy
 from tests.faults.drill import Tally, report
 from tests.faults.fingerprint import differences, fingerprint
 from tests.faults.proxy import Proxy
-from tests.faults.store_drill import SHARE_OF_EMPTY_DISKS, Neighborhood, StoreTally, Target, struck_by
+from tests.faults.store_drill import (
+    CHANGED_OR_LEFT,
+    SHARE_OF_EMPTY_DISKS,
+    Neighborhood,
+    StoreTally,
+    Target,
+    struck_by,
+)
 from tests.server_process import serving
 from tests.storage.s3_server import Bucket
 
@@ -169,7 +176,7 @@ def table(tallies: Mapping[str, StoreTally], *, is_in_store: bool) -> str:
     if is_in_store:
         rows["attempts with an empty disk"] = [str(tally.num_empty_disks) for tally in each]
         rows["faults"] = [str(tally.faults.total()) for tally in each]
-        rows["objects of others that were changed, or left by a run"] = [str(len(tally.others)) for tally in each]
+        rows[CHANGED_OR_LEFT] = [str(len(tally.others)) for tally in each]
     lines = [f"| {head} | {' | '.join(cells)} |" for head, cells in rows.items()]
     return "\n".join([f"| | {' | '.join(tallies)} |", "|---|" + "---:|" * len(tallies), *lines])
 

@@ -57,6 +57,7 @@ ALL_PLACES = {**PLACES, **STORE_PLACES}
 SHARD_PLACES = {name: place._replace(rank=None) for name, place in STORE_PLACES.items() if place.name == "put"}
 SHARE_OF_EMPTY_DISKS = 0.5
 _numbers = itertools.count(1)  # of buckets
+CHANGED_OR_LEFT = "objects of other programs that a run changed, or objects that a run left behind"
 FAULTS = (
     Rule(proxy.DROPPED, 0.01), Rule(proxy.LOST, 0.015), Rule(proxy.DELAYED, 0.01, seconds=0.3),
     Rule(proxy.SHORT_REQUEST, 0.01, method="PUT"), Rule(proxy.SHORT_RESPONSE, 0.01),
@@ -222,7 +223,7 @@ def table(tallies: Sequence[StoreTally]) -> str:
         "attempts with an empty disk": [str(each.num_empty_disks) for each in tallies],
         **{f"fault: {kind}": [str(each.faults[kind]) for each in tallies] for kind in kinds},
         "all faults": [str(each.faults.total()) for each in tallies],
-        "objects of others that were changed, or left by a run": [str(len(each.others)) for each in tallies],
+        CHANGED_OR_LEFT: [str(len(each.others)) for each in tallies],
     }
     lines = [f"| {head} | {' | '.join(cells)} |" for head, cells in rows.items()]
     return "\n".join([table_of_kills(tallies, places=ALL_PLACES), *lines])
@@ -231,7 +232,7 @@ def table(tallies: Sequence[StoreTally]) -> str:
 def table_of_stored_streams(tallies: Sequence[StoreTally]) -> str:
     """Return a Markdown table with a row for each source of a stream."""
     ends = [f" {each.faults.total()} | {len(each.others)} |" for each in tallies]
-    ends = [" faults | objects of others that were changed, or left by a run |", "---:|---:|", *ends]
+    ends = [f" faults | {CHANGED_OR_LEFT} |", "---:|---:|", *ends]
     return "\n".join(map("".join, zip(table_of_streams(tallies).splitlines(), ends, strict=True)))
 
 

@@ -1,8 +1,10 @@
 """A run that is killed repeatedly ends with the same results; `make drills` is the long version."""
 
 import functools
+import re
 import shutil
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from tests.faults import drill as drills
 from tests.faults import launched_drill, proxy, store_drill
 from tests.faults.drill import PLACES, TIME, Kill, Tally, attempt, drill, table, whole_run
 from tests.faults.fingerprint import differences, fingerprint, leaves
-from tests.faults.job import FINITE, MESH
+from tests.faults.job import FINITE, MESH, STREAMS
 from tests.storage.s3_server import Bucket
 
 
@@ -156,6 +158,33 @@ def test_the_table_counts_every_kill():
     assert [head.strip() for head, _ in rows[2:-4]] == [*PLACES, TIME]
     assert sum(int(number) for _, number in rows[2:-4]) == int(rows[-4][1])
     assert (rows[-2][1].strip(), rows[-1][1].strip()) == ("2", "-")  # with one process, no others have to end
+
+
+def heads(table):
+    """Return the heads of the rows of a Markdown table, or, of one with a row for each source, those of its columns."""
+    lines = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")]
+    return lines[0] if "source" in lines[0][0] else [line[0] for line in lines]
+
+
+def test_the_page_has_the_tables_of_make_drills():
+    """Each drill has a section, and its rows or columns are those that the command writes."""
+    page = Path(__file__).parents[2].joinpath("docs/reliability.md").read_text(encoding="utf-8")
+    found = dict(re.findall(r"<!-- ([a-z ]+): written by make drills -->\n(.*?)<!-- end", page, flags=re.DOTALL))
+    one, two = store_drill.StoreTally(1), store_drill.StoreTally(2)
+    tables = {
+        "drills": drills.table([one, two]),
+        "stream drills": drills.table_of_streams([one]),
+        "mesh drills": drills.table([Tally(4)]),
+        "store drills": store_drill.table([one, two]),
+        "stream store drills": store_drill.table_of_stored_streams([one]),
+        "launched drills": launched_drill.table({"torchrun": two}, is_in_store=False),
+        "launched store drills": launched_drill.table({"torchrun": two}, is_in_store=True),
+    }
+
+    assert found.keys() == tables.keys()
+    for name, text in found.items():
+        assert text.startswith("Not run yet") or heads(text) == heads(tables[name]), name
+    assert set(re.findall(r"^\| ([^|]+) \| \d", found["stream drills"], flags=re.MULTILINE)) == STREAMS.keys()
 
 
 @pytest.mark.slow
