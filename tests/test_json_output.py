@@ -73,6 +73,17 @@ def test_metrics_of_a_run_have_all_digits(tmp_path, capsys):
     assert best["valid", "accuracy"] == (None, None)
 
 
+def test_any_name_is_one_line_in_any_encoding(tmp_path, capsys):
+    """`splitlines` also splits at line separators of Unicode, and a terminal or a pipe need not be UTF-8."""
+    name = "α\u2028\x85"
+    log_run(tmp_path / "digits", {"valid": {name: [1.0]}})
+
+    text = printed(capsys, "metrics", str(tmp_path), "--json")
+
+    assert len(text.splitlines()) == 1 and text.isascii()
+    assert json.loads(text)["passes"][0]["metrics"] == {name: 1.0}
+
+
 def test_several_runs_are_compared(tmp_path, capsys):
     """The best run is first; a run without the metric has null."""
     for name, accuracies in {"one": [0.5, 0.6], "two": [0.5, 0.9]}.items():

@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runnerkit.errors import UnknownKeyError, did_you_mean
 from runnerkit.history import json_lines
@@ -70,15 +70,21 @@ def read_metrics(logdir: Logdirs, *, scope: Scope = "loader") -> pd.DataFrame:
 
 
 def add_settings(table: pd.DataFrame, settings: Mapping[str, Settings]) -> pd.DataFrame:
-    """Add a column for each setting to a table with a column "run"; lists become strings.
+    """Add a column for each setting to a table with a column "run"; lists become strings, integers stay integers.
 
     Args:
         settings: by run, the same names for each.
     """
+    import pandas as pd
+
     for name in next(iter(settings.values()), {}):
         cells = {run: each[name] for run, each in settings.items()}
         plain = {run: str(cell) if isinstance(cell, list) else cell for run, cell in cells.items()}
+        given = [cell for cell in plain.values() if cell is not None]
         table[name] = table["run"].map(plain)
+        if table[name].dtype == "float64" and all(type(cell) is int for cell in given):  # because some runs lack it
+            kind: Any = "Int64" if max(map(abs, given)) < 2**63 else object
+            table[name] = pd.Series([plain[run] for run in table["run"]], index=table.index, dtype=kind)
     return table
 
 
