@@ -81,6 +81,16 @@ def test_a_project_has_its_name(tmp_path, monkeypatch, capsys):
     assert "# digits" in texts["README.md"] and not any("@" in text for text in texts.values())
 
 
+def test_the_config_of_a_project_says_where_it_runs(tmp_path, monkeypatch, capsys):
+    """Modules of a config are imported from the current folder."""
+    monkeypatch.chdir(tmp_path)
+    main(["new", "digits"])
+
+    assert main(["run", "digits/config.yaml"]) == 2
+    assert "cannot import 'task." in (err := capsys.readouterr().err)
+    assert err.endswith("; task.py is beside the config: start the command in digits\n")
+
+
 @pytest.mark.slow
 def test_the_project_trains_and_its_tests_pass(tmp_path):
     """The config, the script and the tests of a new project run without changes, with equal metrics."""

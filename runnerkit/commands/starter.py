@@ -83,7 +83,7 @@ def write_starter(path: Path) -> list[Path]:
     if path.suffix not in ("", ".py"):
         raise ValueError(f"{path} must end in .py for a script; the name of a project, a folder, lacks a suffix")
     name = path.resolve().name
-    if not name.isprintable() or any(each in name for each in "\"\\"):
+    if not name.isprintable() or any(each in name for each in '"\\'):
         raise ValueError(f"the name {name!r} stands in Python's strings: choose one without quotes and backslashes")
     if path.suffix == ".py" and path.stem in _IMPORTED:
         raise ValueError(f"{path} would hide the module {path.stem} from Python: choose another name")
