@@ -75,7 +75,7 @@ def test_metrics_of_a_run_have_all_digits(tmp_path, capsys):
 
 def test_any_name_is_one_line_in_any_encoding(tmp_path, capsys):
     """`splitlines` also splits at line separators of Unicode, and a terminal or a pipe need not be UTF-8."""
-    name = "α\u2028\x85"
+    name = "é\u2028\x85"
     log_run(tmp_path / "digits", {"valid": {name: [1.0]}})
 
     text = printed(capsys, "metrics", str(tmp_path), "--json")

@@ -96,7 +96,7 @@ FAILED = ["first: failed: ", "fourth: nothing is logged, failed: ", "third: noth
 
 @pytest.mark.parametrize("arguments", [["metrics"], ["watch", "--once"], ["report"]], ids=lambda words: words[0])
 def test_runs_that_failed_are_named_below_the_numbers(with_failed_runs, command, arguments):
-    """Also those that have no numbers, so that a sweep of four shows four."""
+    """Also those without numbers, so that a sweep of four shows four."""
     code, out, _ = command(arguments[0], with_failed_runs, *arguments[1:])
 
     text = out if arguments != ["report"] else html.unescape((with_failed_runs / "report.html").read_text())
@@ -112,9 +112,8 @@ def test_a_run_that_failed_before_its_first_numbers_says_why(with_failed_runs, c
     waited, out, _ = command("watch", with_failed_runs / "third", "--once")
 
     assert code == 2 and err.endswith("; fourth: failed: ValueError: boom <fourth>\n")
-    assert (
-        waited == 0 and out.split(": ", 1)[1].split() == "nothing is logged, failed: ValueError: boom <third>".split()
-    )
+    words = " ".join(out.partition(": ")[2].split())
+    assert waited == 0 and words == "nothing is logged, failed: ValueError: boom <third>"
 
 
 def test_without_a_direction_both_ends_are_shown(logs, command):
