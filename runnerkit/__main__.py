@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 
 
 def main() -> int:
@@ -14,6 +15,8 @@ def main() -> int:
         return 2
     from runnerkit.commands.cli import main as run
 
+    if isinstance(sys.stdout, TextIOWrapper):  # a pipe of Windows cannot hold all characters of a page or a curve
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.path.insert(0, "")  # find components of configs in the current folder, as `python -m` does
     return run()
 

@@ -1,9 +1,12 @@
 """Tests of `runnerkit docs`, which prints the pages that the package contains, and of llms.txt, which lists them."""
 
 import inspect
+import os
 import re
 import runpy
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +41,17 @@ def test_a_page_is_printed_as_it_is(topic, capsys):
     assert (
         capsys.readouterr().out.strip() == (DOCS / topic.removeprefix("docs/")).with_suffix(".md").read_text().strip()
     )
+
+
+def test_a_page_is_printed_where_the_output_lacks_its_characters():
+    """A pipe of Windows does not hold each of them; the others are printed."""
+    environment = {**os.environ, "PYTHONPATH": str(DOCS.parent), "PYTHONIOENCODING": "cp1252"}
+    command = [sys.executable, "-m", "runnerkit", "docs", "engines"]
+
+    printed = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
+
+    page = (DOCS / "engines.md").read_text(encoding="utf-8").encode("cp1252", "backslashreplace")
+    assert b"\\u" in page and printed.split() == page.split()
 
 
 def test_a_page_of_the_reference_has_signatures_and_docstrings(capsys):

@@ -15,7 +15,7 @@ from runnerkit.commands.schema import schema_of
 from runnerkit.loop import run_status
 from runnerkit.storage.status_file import FILE
 from tests.json_output import output
-from tests.runs import judge_run, log_run
+from tests.runs import fail_run, judge_run, log_run
 from tests.storage.stored_runs import At
 from tests.tiny import loader, train
 
@@ -73,19 +73,32 @@ def test_metrics_of_a_run_have_all_digits(tmp_path, capsys):
     assert best["valid", "accuracy"] == (None, None)
 
 
+def test_any_name_is_one_line_in_any_encoding(tmp_path, capsys):
+    """`splitlines` also splits at line separators of Unicode, and a terminal or a pipe need not be UTF-8."""
+    name = "é\u2028\x85"
+    log_run(tmp_path / "digits", {"valid": {name: [1.0]}})
+
+    text = printed(capsys, "metrics", str(tmp_path), "--json")
+
+    assert len(text.splitlines()) == 1 and text.isascii()
+    assert json.loads(text)["passes"][0]["metrics"] == {name: 1.0}
+
+
 def test_several_runs_are_compared(tmp_path, capsys):
-    """The best run is first; a run without the metric has null."""
+    """The best run is first; a run without the metric has null, also one that failed before it logged anything."""
     for name, accuracies in {"one": [0.5, 0.6], "two": [0.5, 0.9]}.items():
         log_run(tmp_path / name, {"valid": {"accuracy": accuracies}})
         judge_run(tmp_path / name, "valid", "accuracy", minimize=False)
     log_run(tmp_path / "three", {"train": {"loss": [0.1]}})
+    fail_run(tmp_path / "zero", "boom")
 
     shown = output(capsys, "metrics", tmp_path)
 
     assert (shown["metric"], shown["loader"]) == ("accuracy", "valid")
     assert [(each["run"], each["best"], each["last"]) for each in shown["runs"]] == [
-        ("two", 0.9, 0.9), ("one", 0.6, 0.6), ("three", None, None),
+        ("two", 0.9, 0.9), ("one", 0.6, 0.6), ("three", None, None), ("zero", None, None),
     ]  # fmt: skip
+    assert shown["runs"][-1]["status"]["error"] == {"type": "ValueError", "message": "ValueError: boom"}
 
 
 def test_a_hyperparameter_named_status_stays_beside_the_status_of_the_run(tmp_path, capsys):

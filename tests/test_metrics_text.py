@@ -1,5 +1,6 @@
 """Tests of the commands that read logs: `runnerkit metrics`, `plot`, `watch` and `report`."""
 
+import html
 import io
 import os
 import re
@@ -14,7 +15,7 @@ from matplotlib.image import imread
 from runnerkit import read_metrics
 from runnerkit.commands.cli import main
 from runnerkit.history.best_values import compare_runs
-from tests.runs import judge_run, log_run
+from tests.runs import fail_run, judge_run, log_run
 
 CURVES = {
     "train": {"loss": [0.9, 0.5, 1 / 3], "lr": [0.1, 0.1, 0.05]},
@@ -78,6 +79,41 @@ def test_several_runs_are_a_row_each_the_best_first(logs, command):
         ["second", "0.5", "3", "0.5"],
         ["first", "0.7", "2", "0.75"],
     ]
+
+
+@pytest.fixture
+def with_failed_runs(logs):
+    """Return a folder of four runs: one failed after three epochs, one within its first, and one before it."""
+    for run in ("first", "third", "fourth"):
+        fail_run(logs / run, f"boom <{run}>")
+    (logs / "third" / "csv").mkdir()
+    (logs / "third" / "csv" / "train.csv").write_text("stage,epoch,step\n")
+    return logs
+
+
+FAILED = ["first: failed: ", "fourth: nothing is logged, failed: ", "third: nothing is logged, failed: "]
+
+
+@pytest.mark.parametrize("arguments", [["metrics"], ["watch", "--once"], ["report"]], ids=lambda words: words[0])
+def test_runs_that_failed_are_named_below_the_numbers(with_failed_runs, command, arguments):
+    """Also those without numbers, so that a sweep of four shows four."""
+    code, out, _ = command(arguments[0], with_failed_runs, *arguments[1:])
+
+    text = out if arguments != ["report"] else html.unescape((with_failed_runs / "report.html").read_text())
+    assert code == 0
+    words = [f"{begin}ValueError: boom <{begin.partition(':')[0]}>" for begin in FAILED]
+    assert [each for each in words if each not in text] == []
+    assert "second: " not in out
+
+
+def test_a_run_that_failed_before_its_first_numbers_says_why(with_failed_runs, command):
+    """The state is in the message, or instead of waiting."""
+    code, _, err = command("metrics", with_failed_runs / "fourth")
+    waited, out, _ = command("watch", with_failed_runs / "third", "--once")
+
+    assert code == 2 and err.endswith("; fourth: failed: ValueError: boom <fourth>\n")
+    words = " ".join(out.partition(": ")[2].split())
+    assert waited == 0 and words == "nothing is logged, failed: ValueError: boom <third>"
 
 
 def test_without_a_direction_both_ends_are_shown(logs, command):

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.cbook import is_math_text
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from runnerkit.callbacks.metrics.parts.figures import draw_curves, draw_matrix, draw_table
 from runnerkit.history.plot import plot_metrics
 from runnerkit.logger import Step
 from runnerkit.loggers import CSVLogger
@@ -164,6 +166,28 @@ def test_several_runs_are_told_apart(tmp_path: Path, figures: list[Figure]) -> N
     [legend] = figures[0].legends
     assert {text.get_text() for text in legend.get_texts()} == set(lines)
     assert figures[0].axes[0].get_legend() is None
+
+
+def test_names_with_dollar_signs_are_not_formulas(tmp_path: Path, figures: list[Figure]) -> None:
+    """Matplotlib would draw them in italics, or raise; names of classes in pictures are treated alike."""
+    name, classes = "$\\cost$", ["$0-$10", "$\\cost$"]
+    for run in ("a$1$", "b"):
+        write(tmp_path / run, lambda epoch: {name: 1 / epoch}, range(1, 4))
+
+    plot_metrics([tmp_path / "a$1$", tmp_path / "b"], path=tmp_path / "both.svg", metrics=[name])
+    curve = {"false_positive_rate": [0.0, 1.0], "true_positive_rate": [0.0, 1.0], "precision": [0.5, 0.5]}
+    drawn = [
+        draw_matrix(np.eye(2), names=classes, title=name, is_fraction=False, options={}),
+        draw_curves(dict.fromkeys(classes, curve), title=name),
+        draw_table({name: classes, "f1": [0.5, 1.0]}, title=name),
+    ]
+    for figure in drawn:
+        figure.savefig(tmp_path / "picture.png")
+
+    [legend] = figures[0].legends
+    texts = [text.get_text() for text in legend.get_texts()] + [figures[0].axes[0].get_ylabel()]
+    assert [is_math_text(text) for text in texts] == [False] * 3
+    assert [text.replace("\\$", "$") for text in texts] == ["a$1$: train", "b: train", name]
 
 
 def test_many_runs_have_colors_of_their_own(tmp_path: Path, figures: list[Figure]) -> None:

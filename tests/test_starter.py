@@ -1,7 +1,9 @@
 """Tests of `runnerkit new`, whose script and project run without changes."""
 
+import ast
 import os
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +38,12 @@ def test_the_script_trains(tmp_path, monkeypatch, capsys):
         ("there.py/train.py", "cannot write there.py/train.py (File exists)"),
         ("there.py/project", "cannot write there.py/project/README.md (Not a directory)"),
         (".", "exists already: choose another name"),
+        ("torch.py", "torch.py would hide the module torch"),
+        ("folder/random.py", "would hide the module random"),
+        ('a"b.py', "without quotes"),
+        ('say"""', "without quotes"),
+        ("back\\", "backslashes"),
+        ("s3://bucket/project", "s3://bucket/project is the URL of a store"),
     ],
 )
 def test_nothing_is_overwritten(tmp_path, monkeypatch, capsys, path, words):
@@ -48,6 +56,19 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch, capsys, path, words):
     assert Path("there.py").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.parametrize("name", ["my train.py", "it's.py", "class.py", "émigré-2.py"])
+def test_a_script_of_any_name_can_be_read(tmp_path, monkeypatch, name):
+    """Python can, and so can a shell its commands."""
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["new", name]) == 0
+
+    text = Path(name).read_text(encoding="utf-8")
+    documented = (ast.get_docstring(ast.parse(text)) or "").splitlines()[2:]
+    assert [shlex.split(each)[:3] for each in documented] == [["python", name], ["runnerkit", "run", name]]
+    assert f"logs/{name.removesuffix('.py')}" in text
+
+
 def test_a_project_has_its_name(tmp_path, monkeypatch, capsys):
     """The files of the project are listed, and name it."""
     monkeypatch.chdir(tmp_path)
@@ -58,6 +79,16 @@ def test_a_project_has_its_name(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.split() == [f"digits/{name}" for name in FILES]
     texts = {name: Path("digits", name).read_text() for name in FILES}
     assert "# digits" in texts["README.md"] and not any("@" in text for text in texts.values())
+
+
+def test_the_config_of_a_project_says_where_it_runs(tmp_path, monkeypatch, capsys):
+    """Modules of a config are imported from the current folder."""
+    monkeypatch.chdir(tmp_path)
+    main(["new", "digits"])
+
+    assert main(["run", "digits/config.yaml"]) == 2
+    assert "cannot import 'task." in (err := capsys.readouterr().err)
+    assert err.endswith("; task.py is beside the config: start the command in digits\n")
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ import torch
 from runnerkit import dl, read_metrics
 from runnerkit.commands.schema import schema_of
 from runnerkit.loop import run_status
+from runnerkit.storage import status_file
 from runnerkit.storage.status_file import FILE, Status, describe, read_status
 from tests.storage.stored_runs import At
 from tests.tiny import loader, train
@@ -140,6 +142,27 @@ def test_a_killed_run_stays_running_and_its_reader_knows_better(tmp_path):
     assert status["state"] == "running" and status["pid"] != os.getpid() and status["host"]
     assert read == {**status, "state": "killed"}
     assert describe(read).startswith(f"killed: process {status['pid']} has ended, last update {status['updated_at']}")
+
+
+def read_of(logdir, pid, *, silent_s):
+    """Return the state of a run of this machine that has not written for `silent_s`, as commands read it."""
+    place = {"host": socket.gethostname(), "pid": pid}
+    silent_since = datetime.now(UTC) - timedelta(seconds=silent_s)
+    (logdir / FILE).write_text(json.dumps({"state": "running", **place, "updated_at": silent_since.isoformat()}))
+    return read_status(logdir)["state"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_process_that_nobody_waited_for_and_one_with_the_same_number_are_not_the_run(tmp_path, monkeypatch):
+    """A killed run stays a zombie until its parent waits for it; after a restart its number is another program's."""
+    monkeypatch.setattr(status_file, "_QUIET_S", 0.0)
+    with subprocess.Popen(["sleep", "60"]) as other:
+        states = [read_of(tmp_path, other.pid, silent_s=silent_s) for silent_s in (100, 1)]
+        other.kill()
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+        states.append(read_of(tmp_path, other.pid, silent_s=1))
+
+    assert states == ["killed", "running", "killed"]
 
 
 def test_a_run_of_another_machine_is_silent_after_a_while():

@@ -9,6 +9,7 @@ import torch
 import yaml
 
 from runnerkit import compare_runs, dl, read_metrics
+from runnerkit.commands.cli import main
 from runnerkit.commands.metrics_text import metrics_text
 from runnerkit.warmup import WarmupLR
 from tests.runs import log_run
@@ -152,6 +153,21 @@ def test_a_hyperparameter_of_some_runs_differs(tmp_path):
     assert list(table.columns[6:]) == ["model.layers", "only", "hparams.epoch"]
     assert list(table["model.layers"]) == ["[1, 2]", "[1, 3]"]
     assert table["only"]["a"] == "x" and pd.isna(table["only"]["b"])
+
+
+@pytest.mark.parametrize("values", [(64, 32), (2**60, 2**60 + 1), (1, 2**64 - 1)])
+def test_integers_stay_integers_beside_a_run_without_them(tmp_path, capsys, values):
+    """A float would lose digits of a seed, and is not accepted where an integer is expected."""
+    for name, value in zip("ab", values, strict=True):
+        describe(tmp_path / "two" / name, hparams={"width": value})
+        describe(tmp_path / "three" / name, hparams={"width": value})
+    describe(tmp_path / "three" / "c", hparams={"width": None})
+
+    assert tuple(compare_runs(tmp_path / "two").sort_values("run")["width"]) == values
+    assert main(["metrics", str(tmp_path / "three"), "--json"]) == 0
+    found = {row["run"]: row["width"] for row in json.loads(capsys.readouterr().out)["runs"]}
+    assert found == {"a": values[0], "b": values[1], "c": None}
+    assert all(type(found[name]) is int for name in "ab")
 
 
 def test_runs_of_earlier_versions_are_compared_by_what_they_recorded(tmp_path):

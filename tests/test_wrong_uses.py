@@ -107,6 +107,15 @@ TRAIN = {
         TypeError, "optimizer is a generator", optimizer=Made(lambda: mlp().parameters())
     ),
     "optimizer is the model": refused(TypeError, "optimizer is a Sequential", optimizer=mlp()),
+    "optimizer is a scheduler": refused(
+        TypeError, "optimizer is a StepLR, not an optimizer",
+        optimizer=Made(lambda: torch.optim.lr_scheduler.StepLR(torch.optim.SGD(mlp().parameters(), lr=0.1), 2)),
+    ),
+    "scheduler is an optimizer": refused(
+        TypeError, "scheduler is a SGD, not a scheduler", "StepLR(optimizer, 10)",
+        scheduler=Made(lambda: torch.optim.SGD(mlp().parameters(), lr=0.1)),
+    ),
+    "scheduler is the model": refused(TypeError, "scheduler is a Sequential, not a scheduler", scheduler=mlp()),
     "optimizers in a list": refused(TypeError, "optimizer is a list", "dict", optimizer=[1]),
     "model by name": refused(TypeError, "model is 'resnet18'", "nn.Module", model="resnet18", optimizer=None),
     "model is a class": refused(TypeError, "model is the class Linear", "Linear(...)", model=nn.Linear, optimizer=None),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from runnerkit.callback import Callback, CallbackOrder, innermost
 from runnerkit.errors import UnknownKeyError
-from runnerkit.history.plot import finish_axes, new_figure, save_figure
+from runnerkit.history.plot import finish_axes, literal, new_figure, save_figure
 from runnerkit.storage.remote.copies import name_of, written
 from runnerkit.support.arguments import check_integers, check_numbers, check_strings
 from runnerkit.types import StateDict, as_dict
@@ -96,7 +96,7 @@ class LRFinder(Callback):
         """Plot losses against rates and mark the suggestion; save a PNG, also to a URL, and return its path."""
         figure = new_figure(wanted_by="LRFinder.plot")
         axes = figure.add_subplot()
-        axes.plot(self.lrs, self.losses, alpha=0.3, label=self.metric_key)
+        axes.plot(self.lrs, self.losses, alpha=0.3, label=literal(self.metric_key))
         axes.plot(self.lrs, self.smoothed_losses, color="C0", label="smoothed")
         axes.axvline(self.suggestion, color="C1", linestyle="--", label=f"suggestion {self.suggestion:.2g}")
         axes.set_xscale(self.scale)

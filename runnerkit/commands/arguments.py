@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -44,7 +45,10 @@ def shown(path: Path) -> str:
 
 
 def print_json(value: object) -> None:
-    """Print a value as one line of JSON, without NaN and infinities."""
+    """Print a value as one line of JSON in ASCII, without NaN and infinities.
+
+    A reader may split lines at other characters than the newline, and the output may have another encoding than UTF-8.
+    """
     from runnerkit.support.strict_json import strict_json
 
-    typer.echo(strict_json(value, indent=None))
+    typer.echo(json.dumps(json.loads(strict_json(value, indent=None))))

@@ -134,7 +134,7 @@ class Config:
         try:
             found = _package("hydra.utils").get_object(path)
         except Exception as error:  # importing a module can raise anything
-            why = " ".join(str(error).split()) + _nearest_target(path)
+            why = " ".join(str(error).split()) + (_beside(self.path, path) or _nearest_target(path))
             raise self.refused(f"{key}.{_TARGET}", f"cannot import {path!r}: {why}") from error
         finally:
             log.disabled = was_disabled
@@ -293,6 +293,13 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
         with suppress(Exception):  # names that are imported for type checkers only
             hints |= get_type_hints(SimpleNamespace(__annotations__={name: hint}), function.__globals__)
     return hints
+
+
+def _beside(config: Path, path: Any) -> str:
+    """Return the end of a message for an import path whose module lies in the folder of a config, not in this one."""
+    module = config.parent / f"{str(path).partition('.')[0]}.py"
+    is_elsewhere = module.is_file() and config.parent.resolve() != Path.cwd()
+    return f"; {module.name} is beside the config: start the command in {config.parent}" if is_elsewhere else ""
 
 
 def _nearest_target(path: Any) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.history.best_values import best_metrics, compare_runs, without_missing
-from runnerkit.history.frame import Logdirs, find_runs, read_metrics, select
+from runnerkit.history.frame import Logdirs, read_metrics, select
+from runnerkit.history.run_states import all_runs
 from runnerkit.storage.status_file import read_status
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def metrics_json(logdir: Logdirs, *, metric: str | None = None, loader: str | No
     Raises:
         as `metrics_text`.
     """
-    runs = find_runs(logdir)
+    runs = all_runs(logdir)
     if len(runs) > 1:
         return _comparison(compare_runs(logdir, metric=metric, loader=loader), runs)
     [(run, folder)] = runs.items()
@@ -37,7 +38,9 @@ def metrics_json(logdir: Logdirs, *, metric: str | None = None, loader: str | No
 
 def _comparison(table: pd.DataFrame, runs: dict[str, Path]) -> dict[str, Any]:
     logged = table.dropna(subset=["metric"]).iloc[0]
-    rows = [{**row, "status": read_status(runs[row["run"]])} for row in _rows(table)]
+    rows, unknown = _rows(table), dict.fromkeys(map(str, table.columns))
+    rows += [{**unknown, "run": run} for run in runs if run not in set(table["run"])]
+    rows = [{**row, "status": read_status(runs[row["run"]])} for row in rows]
     return {"metric": logged["metric"], "loader": logged["loader"], "runs": rows}
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 
 from runnerkit.commands.project_template import FILES
 from runnerkit.storage.atomic_file import write_text
+from runnerkit.storage.remote.urls import as_url, plain_path
+
+# A script of such a name is found first, by everything that it imports.
+_IMPORTED = {*sys.stdlib_module_names, "fsspec", "numpy", "runnerkit", "tensorboard", "torch", "tqdm", "yaml"}
 
 SCRIPT = '''\
 """Train a classifier: replace the data and the model with your own.
 
-python {name}
-runnerkit run {name} --engine ddp --nproc 2
+python {quoted}
+runnerkit run {quoted} --engine ddp --nproc 2
 """
 
 import torch
@@ -67,18 +73,26 @@ def write_starter(path: Path) -> list[Path]:
     """Write a script that runs without changes, or a project if `path` does not end in .py; return the new files.
 
     Raises:
-        ValueError: `path` ends in something else than .py.
+        ValueError: `path` is a URL, ends in something else than .py, contains what Python's strings cannot, or would
+            hide a module that training imports.
         OSError: `path` exists, unless it is an empty folder for a project, or cannot be written.
     """
+    if (url := as_url(path)) is not None:
+        raise ValueError(f"{url} is the URL of a store: choose a local folder; --logdir of a run may be a URL")
+    path = plain_path(path)
     if path.suffix not in ("", ".py"):
         raise ValueError(f"{path} must end in .py for a script; the name of a project, a folder, lacks a suffix")
+    name = path.resolve().name
+    if not name.isprintable() or any(each in name for each in '"\\'):
+        raise ValueError(f"the name {name!r} stands in Python's strings: choose one without quotes and backslashes")
+    if path.suffix == ".py" and path.stem in _IMPORTED:
+        raise ValueError(f"{path} would hide the module {path.stem} from Python: choose another name")
     is_free = not path.exists() or (path.suffix == "" and path.is_dir() and not any(path.iterdir()))
     if not is_free:
         raise FileExistsError(f"{path} exists already: choose another name")
     if path.suffix == ".py":
-        texts = {path: SCRIPT.format(name=path.name, stem=path.stem)}
+        texts = {path: SCRIPT.format(quoted=shlex.quote(path.name), stem=path.stem)}
     else:
-        name = path.resolve().name
         texts = {path / file: text.replace("@NAME@", name) for file, text in FILES.items()}
     for file, text in texts.items():
         try:

@@ -15,6 +15,7 @@ from runnerkit.history.best_values import compare_runs, settings_of, without_mis
 from runnerkit.history.chosen_metrics import changing_metrics, default_metrics, monitored_metrics
 from runnerkit.history.frame import Logdirs, find_runs, folders_of, read_metrics, select
 from runnerkit.history.plot import x_axis
+from runnerkit.history.run_states import states_of
 from runnerkit.storage.remote.urls import as_url, plain_path
 from runnerkit.storage.status_file import describe, read_status
 
@@ -76,6 +77,7 @@ def watch(
 def _picture(
     logdir: Logdirs, metrics: Sequence[str] | None, loaders: Sequence[str] | None, console: Console
 ) -> RenderableType:
+    from rich.console import Group
     from rich.text import Text
 
     folders = folders_of(logdir)
@@ -86,8 +88,10 @@ def _picture(
         has_begun = len(folders) == 1 and as_url(folders[0]) is None and (plain_path(folders[0]) / "csv").is_dir()
         if not has_begun:
             raise
-        return Text(f"{folders[0]}: nothing is logged yet")
-    several = len(runs) > 1
+        status = read_status(plain_path(folders[0]))
+        is_over = status is not None and status["state"] != "running"
+        return Text(f"{folders[0]}: nothing is logged{f', {describe(status)}' if status and is_over else ' yet'}")
+    several, logged_runs = len(runs) > 1, set(table["run"])
     if several and loaders is None:
         loaders = _usual_loaders(select(table, metrics=metrics), metrics)
     table = select(table, metrics=metrics, loaders=loaders)
@@ -101,8 +105,12 @@ def _picture(
         return _dashboard(run, table, names, by="loader", state=state, **options)
     logged = set(table.loc[table["metric"] == names[0], "loader"])
     compared = next(each for each in loaders or () if each in logged)
-    below = _table(compare_runs(logdir, metric=names[0], loader=compared), table)
-    height -= min(len(runs), _MAX_RUNS) + 3  # of the table
+    notes = [f"{run}: {state}" for run, state in states_of(logdir, logged=logged_runs).items()]
+    below = Group(
+        _table(compare_runs(logdir, metric=names[0], loader=compared), table),
+        *(Text(note, "dim", no_wrap=True, overflow="ellipsis") for note in notes[:_MAX_RUNS]),
+    )
+    height -= min(len(runs), _MAX_RUNS) + 3 + min(len(notes), _MAX_RUNS)  # of the table and the notes
     title = f"{len(runs)} runs, {' and '.join(loaders or ())}"
     return _dashboard(title, table, names, by="run", is_asked=is_asked, width=width, height=height, below=below)
 

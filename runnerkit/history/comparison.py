@@ -11,6 +11,7 @@ from runnerkit.history.chosen_metrics import changing_metrics, default_metrics, 
 from runnerkit.history.frame import Logdirs, find_runs, read_metrics
 from runnerkit.history.hyperparameters import Settings, differing_settings, environment_of, hparams_of
 from runnerkit.history.plot import LINES, curve_styles
+from runnerkit.history.run_states import states_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +46,7 @@ def comparison_page(logdir: Logdirs) -> str:
         rows=cells,
         colors=_colors(styles),
         lines=_lines(table),
+        states=states_of(logdir, logged=set(table["run"])),
         curves=page.pictures(table, chosen, styles=styles, has_legend=False),
         more_curves=page.pictures(table, others, styles=styles, has_legend=False),
         same=_same({run: {**recorded[run], **hparams[run]} for run in runs}),

@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runnerkit.errors import UnknownKeyError, did_you_mean
 from runnerkit.history import json_lines
@@ -16,6 +16,7 @@ from runnerkit.history.hyperparameters import Settings, differing_settings
 from runnerkit.logger import Scope
 from runnerkit.storage.remote.copies import local_copy
 from runnerkit.storage.remote.urls import shown, url_of
+from runnerkit.storage.status_file import FILE, describe, read_status
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,15 +71,21 @@ def read_metrics(logdir: Logdirs, *, scope: Scope = "loader") -> pd.DataFrame:
 
 
 def add_settings(table: pd.DataFrame, settings: Mapping[str, Settings]) -> pd.DataFrame:
-    """Add a column for each setting to a table with a column "run"; lists become strings.
+    """Add a column for each setting to a table with a column "run"; lists become strings, integers stay integers.
 
     Args:
         settings: by run, the same names for each.
     """
+    import pandas as pd
+
     for name in next(iter(settings.values()), {}):
         cells = {run: each[name] for run, each in settings.items()}
         plain = {run: str(cell) if isinstance(cell, list) else cell for run, cell in cells.items()}
+        given = [cell for cell in plain.values() if cell is not None]
         table[name] = table["run"].map(plain)
+        if table[name].dtype == "float64" and all(type(cell) is int for cell in given):  # because some runs lack it
+            kind: Any = "Int64" if max(map(abs, given)) < 2**63 else object
+            table[name] = pd.Series([plain[run] for run in table["run"]], index=table.index, dtype=kind)
     return table
 
 
@@ -127,7 +134,7 @@ def find_runs(logdir: Logdirs, *, scope: Scope = "loader") -> dict[str, Path]:
     found: dict[Path, tuple[str, Path]] = {}
     for folder in folders:
         for path in _logdirs(folder, scope):
-            found.setdefault(path.resolve(), (_name(path, folder), path))
+            found.setdefault(path.resolve(), (name_in(folder, path), path))
     num_named = Counter(name for name, _ in found.values())
     return {name if num_named[name] == 1 else url_of(path) or path.as_posix(): path for name, path in found.values()}
 
@@ -140,11 +147,20 @@ def _logdirs(folder: Path, scope: Scope) -> list[Path]:
     logdirs = sorted(tables | lines)
     if not logdirs:
         files = f"csv/<loader>.csv or {json_lines.FILE}"
-        raise FileNotFoundError(f"no logs of scope {scope!r} in {shown(folder)}: expected {files} there or below")
+        found = f"no logs of scope {scope!r} in {shown(folder)}: expected {files} there or below"
+        raise FileNotFoundError("; ".join([found, *_first_states(folder)]))
     return logdirs
 
 
-def _name(logdir: Path, folder: Path) -> str:
+def _first_states(folder: Path) -> list[str]:
+    """Describe the first few runs of a folder that have not finished."""
+    statuses = {path: read_status(path) for path in (file.parent for file in sorted(folder.rglob(FILE)))}
+    ended = {path: status for path, status in statuses.items() if status and status["state"] != "finished"}
+    return [f"{name_in(folder, path)}: {describe(status)}" for path, status in [*ended.items()][:3]]
+
+
+def name_in(folder: Path, logdir: Path) -> str:
+    """Return the name of a run whose logdir is `folder` or lies in it."""
     if logdir != folder:
         return logdir.relative_to(folder).as_posix()
     url = url_of(folder)

@@ -93,8 +93,7 @@ def _names(settings: Mapping[str, Settings]) -> list[str]:
 
 def _key(value: Any) -> str:
     """Return a text that equal values share, also 1 and 1.0."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return repr(float(value)) if is_number else repr(value)
+    return repr(int(value)) if isinstance(value, float) and value.is_integer() else repr(value)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def draw_metrics(
     if len(runs) > 1:
         lines = {line.get_label(): line for axes in figure.axes for line in axes.lines}
         figure.legend(handles=list(lines.values()), loc="outside right upper", frameon=False)
-    figure.suptitle(str(runs[0]) if len(runs) == 1 else f"{len(runs)} runs", fontweight="bold")
+    figure.suptitle(literal(runs[0]) if len(runs) == 1 else f"{len(runs)} runs", fontweight="bold")
     return figure
 
 
@@ -137,6 +137,15 @@ def new_figure(*, wanted_by: str, **options: Any) -> Figure:
     figure = Figure(**{"figsize": (_WIDTH, _HEIGHT), "dpi": 120, "layout": "constrained", **options})
     FigureCanvasAgg(figure)  # no pyplot: no global figures, no display
     return figure
+
+
+def literal(text: str) -> str:
+    """Return text in which Matplotlib finds no formula, which two dollar signs would enclose.
+
+    >>> print(literal("$0-$10"))
+    \\$0-\\$10
+    """
+    return text.replace("$", r"\$")
 
 
 def finish_axes(axes: Axes, *, has_legend: bool = True) -> None:
@@ -205,10 +214,11 @@ def curve_styles(table: pd.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
     styles: dict[tuple[str, str], dict[str, Any]] = {}
     for run, loader in dict.fromkeys(zip(table["run"], table["loader"], strict=True)):
         if len(runs) == 1:
-            styles[run, loader] = {"label": loader, "color": colors[loaders.index(loader)]}
+            styles[run, loader] = {"label": literal(loader), "color": colors[loaders.index(loader)]}
         else:
             line = LINES[loaders.index(loader) % len(LINES)] if len(loaders) > 1 else "-"
-            styles[run, loader] = {"label": f"{run}: {loader}", "color": colors[runs.index(run)], "linestyle": line}
+            label = literal(f"{run}: {loader}")
+            styles[run, loader] = {"label": label, "color": colors[runs.index(run)], "linestyle": line}
     return styles
 
 
@@ -229,6 +239,6 @@ def _draw(
             markers: dict[str, Any] = {"marker": "o", "markersize": 4} if len(curve) <= _MAX_MARKED else {}
             axes.plot(curve[x_name], curve["value"], linewidth=1.6, **style, **markers)
     axes.set_xlabel(x_name)
-    axes.set_ylabel(y_name)
+    axes.set_ylabel(literal(y_name))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     finish_axes(axes, has_legend=has_legend)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from runnerkit.errors import nearest_name
 from runnerkit.types import as_dict, has_step
@@ -33,8 +34,8 @@ def check_components(*, model: Any = None, criterion: Any = None, optimizer: Any
 
 
 def _is_optimizer(value: Any) -> bool:
-    # A module can be called, but does not make an optimizer.
-    return has_step(value) or (callable(value) and not isinstance(value, nn.Module))
+    # A scheduler has a step too, and a module can be called, but does not make an optimizer.
+    return not isinstance(value, nn.Module | LRScheduler) and (has_step(value) or callable(value))
 
 
 def _is_model(value: Any) -> bool:

@@ -60,6 +60,11 @@ def check_form(scheduler: Any) -> None:
                 f"{name} is the string {each!r}, but schedulers are not chosen by name: write scheduler="
                 "dl.cosine_with_warmup, or an object such as torch.optim.lr_scheduler.StepLR(optimizer, 10)"
             )
+        if hasattr(each, "zero_grad"):  # an optimizer would make a step more, a module would be called
+            raise TypeError(
+                f"{name} is a {type(each).__name__}, not a scheduler; pass for example "
+                "scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 10)"
+            )
         if each is not None and not has_step(each) and not callable(each):
             raise TypeError(
                 f"{name} is a {type(each).__name__} without a method step(): pass a scheduler, or a function of the "

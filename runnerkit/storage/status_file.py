@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ FILE = "status.json"
 FORMAT_VERSION = 1
 SILENT_S = 60.0  # without an update, a run is reported as silent; it writes far more often
 _QUIET_S = 15.0  # without an update, three times as long as a run takes, its process is looked for
+_TOLERANCE_S = 5.0  # of the ages of a process and of its last update, by two clocks
 _LOST_S = 300.0  # without an update, the state of a run whose process cannot be looked for is unknown
 
 State = Literal["running", "finished", "failed", "stopped"]
@@ -91,7 +93,7 @@ def read_status(logdir: Path) -> dict[str, Any] | None:
         if status["state"] == "running" and _age_s(status) > (_QUIET_S if is_here else _LOST_S):
             if not is_here:
                 status["state"] = "unknown"
-            elif _has_ended(int(status["pid"])):
+            elif _has_ended(int(status["pid"]), silent_s=_age_s(status)):
                 status["state"] = "killed"
         return status
     return None
@@ -120,11 +122,22 @@ def _age_s(status: dict[str, Any]) -> float:
     return 0.0
 
 
-def _has_ended(pid: int) -> bool:
+def _has_ended(pid: int, *, silent_s: float) -> bool:
+    """Return whether a process has ended; on Linux also if its parent has not read how, or its number is in use again.
+
+    Args:
+        silent_s: seconds since it wrote; a younger process is another one.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except OSError:  # it belongs to another user
         pass
+    if sys.platform == "linux":
+        with suppress(OSError, ValueError, IndexError):  # /proc may hide it
+            # The name of the program, in parentheses, may contain any character.
+            fields = Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2].split()
+            age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+            return fields[0] in ("Z", "X") or age_s < silent_s - _TOLERANCE_S
     return False

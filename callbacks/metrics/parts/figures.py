@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runnerkit.history.plot import finish_axes, new_figure
+from runnerkit.history.plot import finish_axes, literal, new_figure
 from runnerkit.logger import takes
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ def draw_matrix(
         is_fraction: show two decimals.
         options: of Matplotlib's ``Figure``.
     """
-    size = len(names)
+    size, names = len(names), [*map(literal, names)]
     inches = min(2 + _CELL * size, _MAX_INCHES)
     figure = new_figure(wanted_by="a confusion matrix", **{"figsize": (inches, inches), "dpi": 100, **options})
-    axes = figure.add_subplot(xlabel="predicted", ylabel="true", title=title)
+    axes = figure.add_subplot(xlabel="predicted", ylabel="true", title=literal(title))
     image = axes.imshow(numbers, cmap="Blues")
     if size <= MAX_CLASSES:
         axes.set_xticks(range(size), names, rotation=90)
@@ -74,12 +74,12 @@ def draw_curves(curves: Mapping[str, Mapping[str, Sequence[float]]], *, title: s
     figure = new_figure(wanted_by="curves")
     width, height = figure.get_size_inches()
     figure.set_size_inches(2 * width, height)
-    roc = figure.add_subplot(1, 2, 1, xlabel="false positive rate", ylabel="true positive rate", title=title)
+    roc = figure.add_subplot(1, 2, 1, xlabel="false positive rate", ylabel="true positive rate", title=literal(title))
     recall = figure.add_subplot(1, 2, 2, xlabel="recall", ylabel="precision", xlim=(0, 1.02), ylim=(0, 1.02))
     roc.plot([0, 1], [0, 1], color="gray", linewidth=0.8, linestyle=":")  # a random classifier
     for name, curve in curves.items():
         roc.plot([0, *curve["false_positive_rate"]], [0, *curve["true_positive_rate"]], linewidth=1.2)
-        recall.plot(curve["true_positive_rate"], curve["precision"], linewidth=1.2, label=name)
+        recall.plot(curve["true_positive_rate"], curve["precision"], linewidth=1.2, label=literal(name))
     finish_axes(roc, has_legend=False)
     finish_axes(recall, has_legend=False)
     if curves:
@@ -95,10 +95,10 @@ def draw_table(columns: Mapping[str, Sequence[str | float]], *, title: str) -> F
     names, rows = list(columns), list(zip(*columns.values(), strict=True))
     width, _ = figure.get_size_inches()
     figure.set_size_inches(width, 0.6 + _ROW * (1 + len(rows)))
-    axes = figure.add_subplot(title=title)
+    axes = figure.add_subplot(title=literal(title))
     axes.axis("off")
-    texts = [[f"{each:.4f}" if isinstance(each, float) else str(each) for each in row] for row in rows]
-    table = axes.table(texts, colLabels=names, cellLoc="right", bbox=Bbox.unit())
+    texts = [[f"{each:.4f}" if isinstance(each, float) else literal(str(each)) for each in row] for row in rows]
+    table = axes.table(texts, colLabels=[*map(literal, names)], cellLoc="right", bbox=Bbox.unit())
     table.auto_set_font_size(False)
     table.set_fontsize(9)
     for (row, column), cell in table.get_celld().items():
