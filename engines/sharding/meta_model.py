@@ -10,6 +10,7 @@ from torch import nn
 from runnerkit.engines.sharding.sharded_model import ShardedModel
 from runnerkit.models.shards import chunk, local
 from runnerkit.seeding.initialization import initial_values, is_left_to_checkpoint
+from runnerkit.support.torch_internals import num_changes
 from runnerkit.types import StateDict
 
 
@@ -29,6 +30,15 @@ class MetaModel(ShardedModel):
         self._seed, self._weights = seed, weights
         self.has_values = weights is not None or not is_left_to_checkpoint(own)
         super().__init__(own, **options)
+        self._initial = self._num_changes() if weights is None and self.has_values else None
+
+    @property
+    def is_initial(self) -> bool:
+        """True if the weights are the initial values: none were loaded, and nothing has changed them."""
+        return self._initial == self._num_changes()
+
+    def _num_changes(self) -> int:
+        return sum(num_changes(shard) for _, shard in self.pairs)
 
     def _fill(self) -> None:
         self._allocate()

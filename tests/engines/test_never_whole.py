@@ -107,6 +107,7 @@ def trained(tmp_path_factory):
             "sources": load_from_everywhere(folder),
             "best": load_the_best(folder / "best"),
             "left behind": train_what_was_left_behind(),
+            "evaluated": evaluate_from_everywhere(folder),
         }
     )
 
@@ -330,6 +331,50 @@ def test_a_model_whose_weights_were_left_behind_does_not_start_anew(trained):
 
     assert "were left in the checkpoints of its last run: pass resume=" in error
     assert ["saves no checkpoint: pass a logdir" in each for each in words].count(True) == 1
+
+
+# Evaluation without training.
+
+
+def evaluate(model, engine, **options):
+    runner = dl.SupervisedRunner(model, engine)
+    return runner.evaluate_loader(loader(41, 4), criterion=nn.CrossEntropyLoss(), **options)["loss"]
+
+
+def evaluate_from_everywhere(folder):
+    model = on_meta()
+    found = {"initial values": evaluate(model, meta())}
+    fit(model, meta(), loaders=FEW)  # still has its initial values
+    for name in SOURCES:
+        found[name] = evaluate(model, meta(), resume=folder / name)
+    logdir = folder / "run of dcp"
+    loaded = dl.SupervisedRunner().load(logdir, model=make(), which="last").model
+    found["logdir"] = evaluate(model, meta(), resume=logdir), evaluate(loaded, dl.CPUEngine())
+    try:
+        evaluate(model, meta())
+    except ValueError as error:
+        found["error"] = str(error)
+    model = on_meta()
+    evaluate(model, meta(), resume=folder / "dcp")
+    try:
+        fit(model, meta(), loaders=FEW)
+    except ValueError as error:
+        found["trained"] = str(error)
+    return found
+
+
+def test_a_loader_is_evaluated_without_training(trained):
+    """evaluate_loader scores initial values, which the model keeps, and weights from any source."""
+    found = trained["evaluated"]
+    words = "were left in the checkpoints of its last run: pass resume="
+    assert words in found.pop("error")
+    assert words in found.pop("trained")
+
+    assert found.pop("initial values") == pytest.approx(evaluate(whole(), dl.CPUEngine()), abs=1e-6)
+    expected = evaluate(random_weights(), dl.CPUEngine())
+    mine, theirs = found.pop("logdir")
+    assert mine == pytest.approx(theirs, rel=1e-6)
+    assert found == dict.fromkeys(SOURCES, pytest.approx(expected, rel=1e-6))
 
 
 # Resuming.
