@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from runnerkit import dl, utils
 from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.torchvision_cpu import import_torchvision
+from tests.fake_apex.use import stand_in
 from tests.tiny import train
 
 SEED = 42  # the runner's default
@@ -44,7 +45,7 @@ def with_peft():
 MAKERS = [Adapted, pytest.param(with_peft, marks=pytest.mark.slow)]  # peft takes 7 s to import
 
 
-def fit(model, logdir, *, num_epochs=2, engine=None, **options):
+def fit(model, logdir, *, num_epochs=2, engine=None, accumulate=1, **options):
     generator = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(48, 8, generator=generator), torch.arange(48) % 3)
     loaders = {key: DataLoader(data, batch_size=8, shuffle=key == "train") for key in ("train", "valid")}
@@ -53,6 +54,7 @@ def fit(model, logdir, *, num_epochs=2, engine=None, **options):
     save = dl.CheckpointCallback(logdir, **{"content": "runner", "trainable_only": True, **judge, **options})
     optimizer = torch.optim.Adam([each for each in model.parameters() if each.requires_grad], lr=0.01)
     options = {"num_epochs": num_epochs, "engine": engine or dl.CPUEngine(), "callbacks": [save]}
+    options["accumulation_steps"] = accumulate
     return train(model, optimizer=optimizer, loaders=loaders, **options)
 
 
@@ -94,6 +96,33 @@ def test_it_continues_on_several_processes(tmp_path, make, engine):
     fit(second, tmp_path / "parts", num_epochs=2, engine=engine())
 
     assert_same(second, whole)
+
+
+ALONE = {
+    "data parallel": lambda: dl.DataParallelEngine("cpu"),
+    "bf16": lambda: dl.AMPEngine("cpu"),
+    "fp16": lambda: dl.DataParallelAMPEngine("cpu", dtype=torch.float16),
+    "Apex O1": lambda: dl.DataParallelAPEXEngine("cpu", opt_level="O1"),
+    "Apex O2": lambda: dl.APEXEngine("cpu", opt_level="O2"),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("name", ALONE)
+def test_it_continues_in_one_process(tmp_path, make, name, monkeypatch):
+    """Steps of two batches train adapters, and the base keeps all of its bits; the checkpoint fits it in full precision."""
+    with stand_in(monkeypatch):
+        whole, first, second = make(), make(), make()
+        fit(whole, tmp_path / "whole", num_epochs=2, engine=ALONE[name](), accumulate=2)
+        fit(first, tmp_path / "parts", num_epochs=1, engine=ALONE[name](), accumulate=2)
+        fit(second, tmp_path / "parts", num_epochs=2, engine=ALONE[name](), accumulate=2)
+    loaded = dl.SupervisedRunner().load(tmp_path / "parts", model=make(), which="last").model
+
+    assert_same(second, whole)
+    saved = load_checkpoint(tmp_path / "parts" / "checkpoints" / "last.pth")["model_state_dict"]
+    for key, before in make().named_parameters():
+        assert torch.equal(whole.get_parameter(key), before) != before.requires_grad, key
+        assert torch.equal(loaded.get_parameter(key), saved.get(key, before).float()), key
 
 
 def on_meta(make):
