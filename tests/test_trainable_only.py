@@ -1,5 +1,7 @@
 """Checkpoints without frozen parameters, such as adapters of a pretrained model, and models of the library peft."""
 
+from functools import partial
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -31,7 +33,7 @@ class Adapted(nn.Module):
         return self.head(self.adapter(self.base(x)))
 
 
-def with_peft():
+def with_peft(dropout=0.1):
     """Return an MLP with adapters of rank 2 in both of its layers."""
     import_torchvision()  # transformers imports torchvision, which may need the workaround
     import peft
@@ -39,7 +41,7 @@ def with_peft():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         base = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))
-        return peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0", "2"], lora_dropout=0.1))
+        return peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0", "2"], lora_dropout=dropout))
 
 
 MAKERS = [Adapted, pytest.param(with_peft, marks=pytest.mark.slow)]  # peft takes 7 s to import
@@ -83,19 +85,42 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, make):
     "engine",
     [
         lambda: dl.DistributedDataParallelEngine(2, device="cpu"),
+        lambda: dl.DistributedDataParallelAPEXEngine(2, device="cpu", opt_level="O2"),
+        pytest.param(lambda: dl.HorovodEngine(2, device="cpu"), marks=pytest.mark.horovod),
         lambda: dl.FullyShardedDataParallelEngine(2, device="cpu", shard_modules=[nn.Linear]),
         lambda: dl.FullyShardedDataParallelEngine(2, device="cpu", sharded_checkpoints=True),
     ],
-    ids=["ddp", "fsdp", "sharded checkpoints"],
+    ids=["ddp", "apex", "horovod", "fsdp", "sharded checkpoints"],
 )
-def test_it_continues_on_several_processes(tmp_path, make, engine):
+def test_it_continues_on_several_processes(tmp_path, make, engine, monkeypatch):
     """Weights equal those of the uninterrupted run, with checkpoints of each process's shards, too."""
     whole, first, second = make(), make(), make()
-    fit(whole, tmp_path / "whole", num_epochs=2, engine=engine())
-    fit(first, tmp_path / "parts", num_epochs=1, engine=engine())
-    fit(second, tmp_path / "parts", num_epochs=2, engine=engine())
+    with stand_in(monkeypatch):
+        fit(whole, tmp_path / "whole", num_epochs=2, engine=engine())
+        fit(first, tmp_path / "parts", num_epochs=1, engine=engine())
+        fit(second, tmp_path / "parts", num_epochs=2, engine=engine())
 
     assert_same(second, whole)
+
+
+PLAN = {"0.base_layer": "colwise", "0.lora_B.*": "colwise", "2.base_layer": "rowwise", "2.lora_A.*": "rowwise"}
+
+
+@pytest.mark.slow
+def test_adapters_of_divided_layers_train_as_in_one_process(tmp_path):
+    """Tensor parallelism divides the base, which stays as it is, and one matrix of each adapter."""
+    plan = {f"base_model.model.{name}": style for name, style in PLAN.items()}
+    engine = partial(dl.FullyShardedDataParallelEngine, 2, device="cpu", tensor_parallel=2, plan=plan)
+    one, whole, first, second = (with_peft(dropout=0.0) for _ in range(4))
+    fit(one, tmp_path / "one", num_epochs=2)
+    fit(whole, tmp_path / "whole", num_epochs=2, engine=engine())
+    fit(first, tmp_path / "parts", num_epochs=1, engine=engine(sharded_checkpoints=True))
+    fit(second, tmp_path / "parts", num_epochs=2, engine=engine(sharded_checkpoints=True))
+
+    torch.testing.assert_close(whole.state_dict(), one.state_dict(), rtol=0, atol=1e-6)  # the order of float sums
+    assert_same(second, whole)
+    loaded = dl.SupervisedRunner().load(tmp_path / "parts", model=with_peft(), which="last").model
+    assert_same(loaded, whole)
 
 
 ALONE = {
