@@ -135,7 +135,7 @@ ALONE = {
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("name", ALONE)
 def test_it_continues_in_one_process(tmp_path, make, name, monkeypatch):
-    """Steps of two batches train adapters, and the base keeps all of its bits; the checkpoint fits it in full precision."""
+    """Steps of two batches train adapters and leave the base as it was; the checkpoint fits it in full precision."""
     with stand_in(monkeypatch):
         whole, first, second = make(), make(), make()
         fit(whole, tmp_path / "whole", num_epochs=2, engine=ALONE[name](), accumulate=2)
