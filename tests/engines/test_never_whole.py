@@ -443,6 +443,67 @@ def test_what_cannot_be_done_without_the_whole_model_is_named(tmp_path):
         list(dl.SupervisedRunner().predict_loader(loader=loader(4, 2), model=on_meta(), engine=meta()))
 
 
+class Listed(nn.Module):
+    """A module with parameters in a list and a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.scales = nn.Linear(2, 2), nn.ParameterList([torch.ones(2), torch.ones(2)])
+        self.by_name = nn.ModuleDict({"inner": nn.ParameterDict({"shift": nn.Parameter(torch.ones(2))})})
+
+    def reset_parameters(self):
+        for each in self.scales:
+            nn.init.normal_(each)
+
+
+class Filled(Listed):
+    """The same with a method that fills all of them."""
+
+    def reset_parameters(self):
+        super().reset_parameters()
+        nn.init.zeros_(self.by_name["inner"]["shift"])
+
+
+def test_a_module_fills_its_lists_of_parameters():
+    """These have no method of their own; the module in which they are has."""
+    with utils.parameters_on_meta():
+        model, unfilled = Filled(), Listed()
+    expected = utils.initialize_parameters(Filled(), seed=SEED)
+
+    utils.initialize_parameters(model, seed=SEED)
+
+    assert torch.equal(weights(model), weights(expected))
+    assert not torch.equal(model.scales[0], model.scales[1]) and not model.by_name["inner"]["shift"].any()
+    with pytest.raises(ValueError, match=r"no method gives by_name.inner.shift initial values"):
+        utils.initialize_parameters(unfilled, seed=SEED)
+
+
+def assigned():
+    """Return a model whose first weight is assigned, as from_pretrained assigns all."""
+    with utils.parameters_on_meta():
+        model = make()
+        model[0].weight = nn.Parameter(torch.ones(WIDTH, NUM_FEATURES))
+    return model
+
+
+@pytest.mark.slow
+def test_weights_that_the_model_was_made_with_are_not_silently_initial_values(tmp_path):
+    """Otherwise a run from pretrained weights would begin with random ones."""
+    write_sources(tmp_path)
+    words = (
+        "values that 0.weight got when the model was made were dropped.* resume_model=folder, not by from_pretrained"
+    )
+
+    with pytest.raises(ValueError, match=words):
+        fit(assigned(), meta())
+
+    start = dl.CheckpointCallback(tmp_path / "log", resume_model=tmp_path / "dcp")
+    model = assigned()
+    fit(model, meta(), optimizer=torch.optim.SGD(model.parameters(), lr=0.0), callbacks=[start], loaders=FEW)
+    loaded = dl.SupervisedRunner().load(tmp_path / "log", model=make(), which="last").model
+    assert torch.equal(loaded[0].weight, random_weights()[0].weight)
+
+
 @pytest.mark.slow
 def test_models_that_do_not_fit_are_named():
     """Parameters with values, or methods that fill none, are found before the first batch."""
