@@ -124,6 +124,8 @@ def check_classes(argument: str, classes: Any, models: Iterable[nn.Module] | Non
     Raises:
         TypeError, ValueError: the message lists the classes that the models contain.
     """
+    if isinstance(classes, str | type):
+        raise TypeError(f"{argument} must be a list of classes of modules, such as [nn.Linear], got {classes!r}")
     for each in classes:
         if not (isinstance(each, type) and issubclass(each, nn.Module)):
             raise TypeError(f"{argument} must hold classes of modules, such as [nn.Linear], got {each!r}")

@@ -174,6 +174,7 @@ def test_modules_have_their_class_after_a_failure():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
+        ({"checkpoint_modules": nn.Linear}, TypeError, r"checkpoint_modules must be a list .* such as \[nn.Linear\]"),
         ({"checkpoint_modules": [3]}, TypeError, r"checkpoint_modules must hold classes of modules.*got 3"),
         ({"compile": {"modules": ["Block"]}}, TypeError, r"compile's modules must hold classes of modules"),
         ({"checkpoint_kept_ops": [torch.ops.aten.mm.default]}, ValueError, r"checkpoint_kept_ops needs checkpoint_mod"),
