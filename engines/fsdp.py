@@ -177,7 +177,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         from runnerkit.models.shards import shard_like
 
         trained = {key: model for key, model in models.items() if is_trained(model)}
-        self.policy.check(trained.values())
+        self.policy.check(trained.values(), needs_units=self.never_whole)
         check_parameters(trained, {key: self.policy.units(model) for key, model in trained.items()})
         check_places(models, on_meta=trained if self.never_whole else {})
         self._unmatched.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -56,13 +56,18 @@ class ShardPolicy:
                 "is gathered in each step"
             )
 
-    def check(self, models: Iterable[nn.Module]) -> None:
-        """Raise if none of the models contains an instance of a class.
+    def check(self, models: Collection[nn.Module], *, needs_units: bool) -> None:
+        """Raise if none of the models contains an instance of a class, or, if they are needed, any unit.
 
         Raises:
             ValueError: the message lists the classes that the models contain.
         """
         check_classes("shard_modules", self.modules, models)
+        if needs_units and models and not any(map(self.units, models)):
+            raise ValueError(
+                "init='meta' would gather the whole model in each step, as no module within it is a unit: pass other "
+                "shard_modules, or a smaller shard_min_parameters"
+            )
 
 
 def _is_called(module: nn.Module) -> bool:

@@ -517,6 +517,8 @@ def test_models_that_do_not_fit_are_named():
         unfilled = Unfilled()
     with pytest.raises(ValueError, match=r"parameter 0.weight has a value, which init='meta' would drop"):
         fit(make(), meta())
+    with pytest.raises(ValueError, match=r"no module within it is a unit: .* a smaller shard_min_parameters"):
+        fit(on_meta(), meta(shard_modules=None, shard_min_parameters=10**6))
     with pytest.raises(ValueError, match=r"no method gives scale initial values: .* reset_parameters\(\)"):
         fit(unfilled, meta())
     without_buffers = make().to("meta")  # torch.device("meta") leaves out linspace if transformers patched it first
