@@ -227,6 +227,22 @@ def test_adapters_start_as_peft_lets_them():
 
 
 @pytest.mark.slow
+def test_adapters_of_an_embedding_start_as_peft_lets_them():
+    """Its matrices are in dicts of parameters; the first one is zero."""
+    with_peft()
+    import peft
+
+    model = peft.get_peft_model(nn.Sequential(nn.Embedding(5, 4)), peft.LoraConfig(r=2, target_modules=["0"]))
+    model, rows = utils.initialize_parameters(model, seed=SEED), torch.arange(5)
+
+    with model.disable_adapter():
+        expected = model(rows)
+    assert torch.equal(model(rows), expected)
+    for name, each in model.named_parameters():
+        assert bool(each.any()) == ("lora_embedding_A" not in name), name
+
+
+@pytest.mark.slow
 def test_adapters_of_other_kinds_are_refused_without_values():
     """Their layers would get other values than peft's."""
     with_peft()
