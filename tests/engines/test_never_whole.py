@@ -465,7 +465,7 @@ class Filled(Listed):
 
 
 def test_a_module_fills_its_lists_of_parameters():
-    """These have no method of their own; the module in which they are has."""
+    """They cannot fill themselves."""
     with utils.parameters_on_meta():
         model, unfilled = Filled(), Listed()
     expected = utils.initialize_parameters(Filled(), seed=SEED)
