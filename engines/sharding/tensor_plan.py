@@ -216,7 +216,7 @@ def _check_layer(module: nn.Module, style: ParallelStyle, *, name: str, size: in
     as many in each process: torch takes them to be.
     """
     if isinstance(style, ColwiseParallel | RowwiseParallel | SequenceParallel) and any(module.children()):
-        if ModuleMembers(module).adapter_layer_names:
+        if "lora_A" in ModuleMembers(module).adapter_layer_names:
             raise ValueError(f"plan: {name!r} has adapters, and so several layers: {_OF_ADAPTERS}")
         raise ValueError(
             f"plan: {name!r} is a {type(module).__name__} with modules of its own, but {type(style).__name__} is the "
