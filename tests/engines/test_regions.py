@@ -188,6 +188,16 @@ def test_wrong_classes_are_named(options, error, message):
         train(Net(), dl.CPUEngine(**options))
 
 
+def test_a_lazy_module_is_refused():
+    """Its class changes in the first batch; within a chosen module it may be lazy."""
+    model = nn.Sequential(nn.LazyLinear(3))
+    with pytest.raises(ValueError, match="LazyLinear in checkpoint_modules or .* needs the shapes .* 'weight', 'bias'"):
+        tiny.train(model, engine=dl.CPUEngine(checkpoint_modules=[nn.Linear]))
+
+    tiny.train(model, engine=dl.CPUEngine(checkpoint_modules=[nn.Sequential]))
+    assert type(model[0]) is nn.Linear
+
+
 def test_a_module_with_a_forward_of_its_own_is_refused():
     """A ``forward`` that was set on the object hides that of its class."""
     model = Net()
