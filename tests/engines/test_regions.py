@@ -191,7 +191,7 @@ def test_wrong_classes_are_named(options, error, message):
 def test_a_lazy_module_is_refused():
     """Its class changes in the first batch; within a chosen module it may be lazy."""
     model = nn.Sequential(nn.LazyLinear(3))
-    with pytest.raises(ValueError, match="LazyLinear in checkpoint_modules or .* needs the shapes .* 'weight', 'bias'"):
+    with pytest.raises(ValueError, match=r"LazyLinear in checkpoint_modules or .* needs the shapes .*'weight', 'bias'"):
         tiny.train(model, engine=dl.CPUEngine(checkpoint_modules=[nn.Linear]))
 
     tiny.train(model, engine=dl.CPUEngine(checkpoint_modules=[nn.Sequential]))
