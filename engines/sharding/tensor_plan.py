@@ -234,7 +234,7 @@ def _has_parts(style: ParallelStyle | None) -> bool:
     """Return whether each process has a part of the outputs of a colwise layer, or of the inputs of a rowwise one."""
     if not isinstance(style, ColwiseParallel | RowwiseParallel):
         return False
-    layouts: Any = style.output_layouts if isinstance(style, ColwiseParallel) else style.input_layouts  # type: ignore[attr-defined]
+    layouts: Any = style.output_layouts if isinstance(style, ColwiseParallel) else style.input_layouts
     return not layouts[0].is_replicate()
 
 

@@ -119,7 +119,7 @@ def open_parts(rest: StateDict | None, folder: Path) -> tuple[StateDict, Callabl
     """
     with _naming(folder):
         entries = _Reader(folder).read_metadata().state_dict_metadata
-        shards = rest["shards"] if rest is not None else {"places": _foreign_names(folder)}
+        shards: dict[str, Any] = rest["shards"] if rest is not None else {"places": _foreign_names(folder)}
         saved = {name: shards.get("copies", {}).get(name, name) for name in shards["places"]}
         metas = {name: _on_meta(cast(TensorStorageMetadata, entries[name])) for name in saved.values()}
     if rest is None:
