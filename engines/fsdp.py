@@ -97,9 +97,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         super().__init__(num_processes, **options)
         self._exchange.compares = False  # each process has the gradients of its shards
         self.policy = ShardPolicy(shard_modules, shard_min_parameters)
-        self._mesh_sizes = mesh_sizes(self.num_processes, replicas, tensor_parallel, bounds=self.bounds)
-        if plan and tensor_parallel == 1:
-            raise ValueError("plan acts on the processes of tensor_parallel=2 or more; pass both, or neither")
+        self._mesh_sizes = mesh_sizes(self.num_processes, replicas, tensor_parallel, bounds=self.bounds, plan=plan)
         self._gathers = GatherPrecision(compute_dtype, precision=self.precision, engine=type(self).__name__)
         self.reshard_after_forward = reshard_after_forward
         self.cpu_offload = cpu_offload
@@ -179,7 +177,7 @@ class FullyShardedDataParallelEngine(ProcessGroupEngine):
         from runnerkit.models.shards import shard_like
 
         trained = {key: model for key, model in models.items() if is_trained(model)}
-        self.policy.check(trained.values())
+        self.policy.check(trained.values(), needs_units=self.never_whole)
         check_parameters(trained, {key: self.policy.units(model) for key, model in trained.items()})
         check_places(models, on_meta=trained if self.never_whole else {})
         self._unmatched.clear()

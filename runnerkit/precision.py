@@ -6,7 +6,7 @@ An engine *has* a precision object, so that combining engines and precisions doe
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -41,6 +41,10 @@ class Precision(ABC):
 
     def release(self) -> None:
         """Undo :meth:`prepare`: return the trained objects to their original dtypes."""
+
+    def unrounded(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the values before :meth:`prepare` of those among `tensors` that it rounded, on any device."""
+        return {}
 
     @abstractmethod
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:

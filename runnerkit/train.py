@@ -20,7 +20,7 @@ from runnerkit.loop.component_checks import check_components
 from runnerkit.loop.run import Run
 from runnerkit.monitor import Mode
 from runnerkit.passes.engine_in_use import borrow_engine
-from runnerkit.passes.evaluation import EvaluationHooks
+from runnerkit.passes.evaluation import EvaluationHooks, WeightsCallback
 from runnerkit.passes.prediction import Prediction, as_frame
 from runnerkit.precision_names import PrecisionName
 from runnerkit.resume.overrides import Source
@@ -323,19 +323,14 @@ class Runner(IRunner):
     def _for_inference(self, model: Model | None, engine: IEngine | None, *, loads: bool) -> Self:
         """Return the runner that predicts: a copy within a run, whose model and engine stay, or for other processes."""
         check_components(model=model)
-        own = model is None or model is self.model
         stage = self.current_run.stage
         with stage.evaluation_weights.evaluating():  # for a copy of the model
             model, engine = borrow_engine(
                 model, engine, trained=stage.training_model, trained_by=self.engine,
                 otherwise=lambda: named_engine(self._own_engine or get_available_engine()),
+                replaces_weights=loads and (model is None or model is self.model),
             )  # fmt: skip
         is_running = stage.training_model is not None or engine.in_use
-        if loads and own and is_running:
-            raise ValueError(
-                "resume= within a run would replace the weights in training: pass a model of its own, such as "
-                "model=copy.deepcopy(runner.engine.unwrap(runner.model))"
-            )
         runner = copy.copy(self) if is_running else self
         runner.model, runner.engine = model if model is not None else self.model, engine
         if not engine.is_ddp or engine.in_use:
@@ -356,8 +351,8 @@ class Runner(IRunner):
     def evaluate_loader(
         self, loader: Iterable[Any], *, model: Model | None = None, engine: IEngine | str | None = None, seed: int = 42,
         callbacks: Sequence[ICallback] | Mapping[str, ICallback] | None = None, criterion: Criterion | None = None,
-        verbose: bool = False, precision: PrecisionName | None = None, cpu: bool = False, fp16: bool = False,
-        amp: bool = False, apex: bool = False, ddp: bool = False,
+        resume: str | Path | None = None, verbose: bool = False, precision: PrecisionName | None = None,
+        cpu: bool = False, fp16: bool = False, amp: bool = False, apex: bool = False, ddp: bool = False,
     ) -> Metrics:  # fmt: skip
         """Evaluate on a loader with any engine and return its metrics; nothing is trained or written.
 
@@ -367,6 +362,8 @@ class Runner(IRunner):
                 train or save.
             criterion: the loss, or a dict of several; by default that of :meth:`train`. Without either, no loss is
                 computed.
+            resume: checkpoint, logdir (its last checkpoint) or file of weights to load into the model. Within a run,
+                `model` must be passed too.
             engine, precision: the engine to run on, or its name, or choose one with the flags; by default that of the
                 training.
         Returns:
@@ -375,10 +372,11 @@ class Runner(IRunner):
         check_seed("evaluate_loader", seed)
         check_components(model=model, criterion=criterion)
         given = None if callbacks is None else callbacks_by_key(callbacks)
-        bar: dict[str, ICallback] = {"_tqdm": parts.TqdmCallback()} if verbose else {}
+        own: dict[str, ICallback] = {"_weights": WeightsCallback(resume)} if resume is not None else {}
+        own |= {"_tqdm": parts.TqdmCallback()} if verbose else {}
         chosen = choose_engine(engine, cpu=cpu, fp16=fp16, amp=amp, apex=apex, ddp=ddp, precision=precision)
         hooks = EvaluationHooks(
-            self, loader, model=model, criterion=criterion, engine=chosen, callbacks=given, progress_callbacks=bar,
+            self, loader, model=model, criterion=criterion, engine=chosen, callbacks=given, own_callbacks=own,
             trained_with=self._given.callbacks,
         )  # fmt: skip
         with hooks.entered(otherwise=lambda: named_engine(self.get_engine())):

@@ -228,9 +228,14 @@ def test_weights_of_a_checkpoint_are_not_loaded_into_the_model_in_training(tmp_p
 
     def call(runner):
         assert len([*runner.predict_loader(**arguments, model=mlp())]) == len(extra())
+        of_file = runner.evaluate_loader(**arguments, model=mlp())
+        assert of_file == runner.evaluate_loader(
+            extra(), model=dl.SupervisedRunner().load(tmp_path, model=mlp(), which="last").model
+        )
         for each in runner, Predicts(runner.model, runner.engine):
-            with pytest.raises(ValueError, match="would replace the weights in training"):
-                each.predict_loader(**arguments)
+            for method in (each.predict_loader, each.evaluate_loader):
+                with pytest.raises(ValueError, match="would replace the weights in training"):
+                    method(**arguments)
 
     assert_same(trained(Calls("on_epoch_end", call)), undisturbed())
 

@@ -226,7 +226,8 @@ def test_several_models_load_by_key_from_either_format(tmp_path):
 
 
 def test_weights_to_start_from_may_be_of_any_of_these_files(tmp_path, run):
-    """CheckpointCallback(resume_model=) and predict_loader(resume=) accept the same files as `load`."""
+    """CheckpointCallback(resume_model=), predict_loader(resume=) and evaluate_loader(resume=) accept the same files as
+    `load`."""
     exported = utils.export_safetensors(run[0], tmp_path / "best.safetensors")
     torch.save(wrapped(run[2])["both"], tmp_path / "theirs.pth")
     rows = classification(8).tensors[0]
@@ -234,6 +235,9 @@ def test_weights_to_start_from_may_be_of_any_of_these_files(tmp_path, run):
         [batch] = dl.SupervisedRunner(mlp(seed=9)).predict_loader(loader=[(rows,)], resume=source, cpu=True)
         with torch.no_grad():
             assert torch.equal(batch["logits"], run[2].eval()(rows))
+        scored = {"loader": loader(8, 4), "criterion": nn.CrossEntropyLoss(), "cpu": True}
+        metrics = dl.SupervisedRunner(mlp(seed=9)).evaluate_loader(resume=source, **scored)
+        assert metrics == dl.SupervisedRunner(run[2]).evaluate_loader(**scored)
         model = mlp(seed=9)
         start = dl.CheckpointCallback(tmp_path / source.stem, resume_model=source)
         train(model, optimizer=sgd(model, lr=0.0), callbacks=[start])

@@ -1,5 +1,7 @@
 """Checkpoints without frozen parameters, such as adapters of a pretrained model, and models of the library peft."""
 
+from functools import partial
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -9,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from runnerkit import dl, utils
 from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.torchvision_cpu import import_torchvision
+from tests.fake_apex.use import stand_in
 from tests.tiny import train
 
 SEED = 42  # the runner's default
@@ -30,7 +33,7 @@ class Adapted(nn.Module):
         return self.head(self.adapter(self.base(x)))
 
 
-def with_peft():
+def with_peft(dropout=0.1):
     """Return an MLP with adapters of rank 2 in both of its layers."""
     import_torchvision()  # transformers imports torchvision, which may need the workaround
     import peft
@@ -38,13 +41,13 @@ def with_peft():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         base = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))
-        return peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0", "2"], lora_dropout=0.1))
+        return peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0", "2"], lora_dropout=dropout))
 
 
 MAKERS = [Adapted, pytest.param(with_peft, marks=pytest.mark.slow)]  # peft takes 7 s to import
 
 
-def fit(model, logdir, *, num_epochs=2, engine=None, **options):
+def fit(model, logdir, *, num_epochs=2, engine=None, accumulate=1, **options):
     generator = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(48, 8, generator=generator), torch.arange(48) % 3)
     loaders = {key: DataLoader(data, batch_size=8, shuffle=key == "train") for key in ("train", "valid")}
@@ -53,6 +56,7 @@ def fit(model, logdir, *, num_epochs=2, engine=None, **options):
     save = dl.CheckpointCallback(logdir, **{"content": "runner", "trainable_only": True, **judge, **options})
     optimizer = torch.optim.Adam([each for each in model.parameters() if each.requires_grad], lr=0.01)
     options = {"num_epochs": num_epochs, "engine": engine or dl.CPUEngine(), "callbacks": [save]}
+    options["accumulation_steps"] = accumulate
     return train(model, optimizer=optimizer, loaders=loaders, **options)
 
 
@@ -81,19 +85,71 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, make):
     "engine",
     [
         lambda: dl.DistributedDataParallelEngine(2, device="cpu"),
+        lambda: dl.DistributedDataParallelAPEXEngine(2, device="cpu", opt_level="O2"),
+        pytest.param(lambda: dl.HorovodEngine(2, device="cpu"), marks=pytest.mark.horovod),
         lambda: dl.FullyShardedDataParallelEngine(2, device="cpu", shard_modules=[nn.Linear]),
         lambda: dl.FullyShardedDataParallelEngine(2, device="cpu", sharded_checkpoints=True),
     ],
-    ids=["ddp", "fsdp", "sharded checkpoints"],
+    ids=["ddp", "apex", "horovod", "fsdp", "sharded checkpoints"],
 )
-def test_it_continues_on_several_processes(tmp_path, make, engine):
-    """Weights equal those of the uninterrupted run, with checkpoints of each process's shards, too."""
+def test_it_continues_on_several_processes(tmp_path, make, engine, monkeypatch):
+    """Weights equal those of the uninterrupted run, of steps of two batches, also with checkpoints of each process's
+    shards.
+    """
     whole, first, second = make(), make(), make()
-    fit(whole, tmp_path / "whole", num_epochs=2, engine=engine())
-    fit(first, tmp_path / "parts", num_epochs=1, engine=engine())
-    fit(second, tmp_path / "parts", num_epochs=2, engine=engine())
+    with stand_in(monkeypatch):
+        fit(whole, tmp_path / "whole", num_epochs=2, engine=engine(), accumulate=2)
+        fit(first, tmp_path / "parts", num_epochs=1, engine=engine(), accumulate=2)
+        fit(second, tmp_path / "parts", num_epochs=2, engine=engine(), accumulate=2)
 
     assert_same(second, whole)
+
+
+PLAN = {"0.base_layer": "colwise", "0.lora_B.*": "colwise", "2.base_layer": "rowwise", "2.lora_A.*": "rowwise"}
+
+
+@pytest.mark.slow
+def test_adapters_of_divided_layers_train_as_in_one_process(tmp_path):
+    """Tensor parallelism divides the base, which stays as it is, and one matrix of each adapter."""
+    plan = {f"base_model.model.{name}": style for name, style in PLAN.items()}
+    engine = partial(dl.FullyShardedDataParallelEngine, 2, device="cpu", tensor_parallel=2, plan=plan)
+    one, whole, first, second = (with_peft(dropout=0.0) for _ in range(4))
+    fit(one, tmp_path / "one", num_epochs=2)
+    fit(whole, tmp_path / "whole", num_epochs=2, engine=engine())
+    fit(first, tmp_path / "parts", num_epochs=1, engine=engine(sharded_checkpoints=True))
+    fit(second, tmp_path / "parts", num_epochs=2, engine=engine(sharded_checkpoints=True))
+
+    torch.testing.assert_close(whole.state_dict(), one.state_dict(), rtol=0, atol=1e-6)  # the order of float sums
+    assert_same(second, whole)
+    loaded = dl.SupervisedRunner().load(tmp_path / "parts", model=with_peft(), which="last").model
+    assert_same(loaded, whole)
+
+
+ALONE = {
+    "data parallel": lambda: dl.DataParallelEngine("cpu"),
+    "bf16": lambda: dl.AMPEngine("cpu"),
+    "fp16": lambda: dl.DataParallelAMPEngine("cpu", dtype=torch.float16),
+    "Apex O1": lambda: dl.DataParallelAPEXEngine("cpu", opt_level="O1"),
+    "Apex O2": lambda: dl.APEXEngine("cpu", opt_level="O2"),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("name", ALONE)
+def test_it_continues_in_one_process(tmp_path, make, name, monkeypatch):
+    """Steps of two batches train adapters and leave the base as it was; the checkpoint fits it in full precision."""
+    with stand_in(monkeypatch):
+        whole, first, second = make(), make(), make()
+        fit(whole, tmp_path / "whole", num_epochs=2, engine=ALONE[name](), accumulate=2)
+        fit(first, tmp_path / "parts", num_epochs=1, engine=ALONE[name](), accumulate=2)
+        fit(second, tmp_path / "parts", num_epochs=2, engine=ALONE[name](), accumulate=2)
+    loaded = dl.SupervisedRunner().load(tmp_path / "parts", model=make(), which="last").model
+
+    assert_same(second, whole)
+    saved = load_checkpoint(tmp_path / "parts" / "checkpoints" / "last.pth")["model_state_dict"]
+    for key, before in make().named_parameters():
+        assert torch.equal(whole.get_parameter(key), before) != before.requires_grad, key
+        assert torch.equal(loaded.get_parameter(key), saved.get(key, before).float()), key
 
 
 def on_meta(make):
@@ -170,6 +226,22 @@ def test_adapters_start_as_peft_lets_them():
     assert all(torch.equal(a, b) for a, b in zip(
         model.parameters(), utils.initialize_parameters(on_meta(with_peft), seed=SEED).parameters(), strict=True
     ))  # fmt: skip
+
+
+@pytest.mark.slow
+def test_adapters_of_an_embedding_start_as_peft_lets_them():
+    """Its matrices are in dicts of parameters; the first one is zero."""
+    with_peft()
+    import peft
+
+    model = peft.get_peft_model(nn.Sequential(nn.Embedding(5, 4)), peft.LoraConfig(r=2, target_modules=["0"]))
+    model, rows = utils.initialize_parameters(model, seed=SEED), torch.arange(5)
+
+    with model.disable_adapter():
+        expected = model(rows)
+    assert torch.equal(model(rows), expected)
+    for name, each in model.named_parameters():
+        assert bool(each.any()) == ("lora_embedding_A" not in name), name
 
 
 @pytest.mark.slow

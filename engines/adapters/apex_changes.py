@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from runnerkit.types import parameters_of
@@ -77,3 +79,36 @@ class MasterWeights:
         for master, weight in weight_of.items():
             if master in self._optimizer.state:
                 self._optimizer.state[weight] = self._optimizer.state.pop(master)
+
+
+class UnroundedValues:
+    """Values before Apex rounds them to fp16 of what no optimizer steps on: frozen parameters, buffers, and all weights
+    if nothing is trained. They are kept in host memory.
+
+    Args:
+        stepped: parameters that an optimizer steps on.
+    """
+
+    def __init__(self, models: Iterable[nn.Module], *, stepped: Collection[Tensor]) -> None:
+        self._places = [
+            (module, name, value.detach().to("cpu", copy=True))
+            for model in models
+            for module in model.modules()
+            for name, value in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+            if value not in stepped and not is_lazy(value) and value.is_floating_point()
+        ]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Restore the values that were rounded and have not changed since."""
+        for value, before in self._unchanged():
+            value.copy_(before)
+
+    def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the values, in host memory, of those among `tensors` that were rounded."""
+        before = {id(value): kept for value, kept in self._unchanged()}
+        return {name: before[id(each)] for name, each in tensors.items() if id(each) in before}
+
+    def _unchanged(self) -> list[tuple[Tensor, Tensor]]:
+        pairs = [(getattr(module, name), before) for module, name, before in self._places]
+        return [(value, before) for value, before in pairs if torch.equal(value.cpu().half(), before.half())]

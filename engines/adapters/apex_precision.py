@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any, Literal
@@ -12,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runnerkit.engines.adapters.apex_changes import MasterWeights, PatchedAttributes
+from runnerkit.engines.adapters.apex_changes import MasterWeights, PatchedAttributes, UnroundedValues
 from runnerkit.engines.adapters.apex_package import import_part, native, require_apex
 from runnerkit.precision import Precision
 from runnerkit.support.function_members import FunctionMembers
-from runnerkit.types import StateDict, shared_parameters
+from runnerkit.types import StateDict, parameters_of, shared_parameters
 
 __all__ = ["Apex"]
 
@@ -88,7 +87,7 @@ class Apex(Precision):
         self._optimizers: list[Optimizer] = []
         self._patches: list[PatchedAttributes] = []
         self._masters: list[MasterWeights] = []
-        self._unrounded: list[StateDict] = []
+        self._unrounded: UnroundedValues | None = None
         self._num_accumulating = 0
         self._delayed: dict[int, int] = {}  # optimizer's id -> loss_id of its gradients that are still scaled
         self._shared: dict[tuple[int, ...], list[Tensor]] = {}  # parameters by the positions of their optimizers
@@ -122,9 +121,9 @@ class Apex(Precision):
         patches = [PatchedAttributes(each) for each in (*models.values(), *optimizers.values())]
         for module, name in self.float_functions:
             self._apex.register_float_function(module, name)
-        if not optimizers and self.opt_level in ("O2", "O3"):
-            # Without an optimizer nothing keeps fp32 master weights; inference must not round the user's weights.
-            self._unrounded = [copy.deepcopy(model.state_dict()) for model in models.values()]
+        if self.opt_level in ("O2", "O3"):
+            # Of what no optimizer steps on, Apex keeps no fp32 master weights.
+            self._unrounded = UnroundedValues(models.values(), stepped={*parameters_of(*optimizers.values())})
         changed = self._initialize(list(models.values()), list(optimizers.values()))
         self._models, self._optimizers = changed
         for patch in patches:
@@ -155,15 +154,15 @@ class Apex(Precision):
         if self.opt_level in ("O2", "O3"):
             for model in self._models:
                 model.float()
-            for model, state in zip(self._models, self._unrounded, strict=False):
-                model.load_state_dict(state)
+            if self._unrounded is not None:
+                self._unrounded.restore()
             for optimizer in self._optimizers:
                 optimizer.load_state_dict(optimizer.state_dict())  # casts its state to the dtype of its weights
         if self.opt_level == "O1" and self._models:
             # Enter and never exit: torch's functions stay patched in this process but must not cast any longer.
             self._apex.disable_casts().__enter__()
         self._models, self._optimizers, self._patches, self._masters = [], [], [], []
-        self._unrounded, self._shared = [], {}
+        self._unrounded, self._shared = None, {}
         self._delayed.clear()
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None = None) -> None:
@@ -234,6 +233,9 @@ class Apex(Precision):
 
     def unscale(self, optimizer: Optimizer) -> None:
         self.collect(optimizer)  # other gradients are unscaled after each backward pass
+
+    def unrounded(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {} if self._unrounded is None else self._unrounded.of(tensors)
 
     def parameters(self, optimizer: Optimizer) -> list[Tensor]:
         return list(self._apex.master_params(optimizer))

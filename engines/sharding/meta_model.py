@@ -9,7 +9,8 @@ from torch import nn
 
 from runnerkit.engines.sharding.sharded_model import ShardedModel
 from runnerkit.models.shards import chunk, local
-from runnerkit.seeding.initialization import initial_values, is_left_to_checkpoint
+from runnerkit.seeding.initialization import dropped_values, initial_values, is_left_to_checkpoint
+from runnerkit.support.torch_internals import num_changes
 from runnerkit.types import StateDict
 
 
@@ -22,13 +23,23 @@ class MetaModel(ShardedModel):
         options: as in :class:`ShardedModel`.
 
     Attributes:
-        has_values: False if the weights were left in the checkpoints of an earlier run, until :meth:`load`.
+        has_values: False until :meth:`load` if the weights were left in the checkpoints of an earlier run, or dropped
+            when the model was made.
     """
 
     def __init__(self, own: nn.Module, *, seed: int, weights: StateDict | None, **options: Any) -> None:
-        self._seed, self._weights = seed, weights
-        self.has_values = weights is not None or not is_left_to_checkpoint(own)
+        self._seed, self._weights, self._dropped = seed, weights, dropped_values(own)
+        self.has_values = weights is not None or not (is_left_to_checkpoint(own) or self._dropped)
         super().__init__(own, **options)
+        self._initial = self._num_changes() if weights is None and self.has_values else None
+
+    @property
+    def is_initial(self) -> bool:
+        """True if the weights are the initial values: none were loaded, and nothing has changed them."""
+        return self._initial == self._num_changes()
+
+    def _num_changes(self) -> int:
+        return sum(num_changes(shard) for _, shard in self.pairs)
 
     def _fill(self) -> None:
         self._allocate()
@@ -58,6 +69,12 @@ class MetaModel(ShardedModel):
             self._broadcast(buffer)
 
     def reshard(self) -> None:
+        if not self.has_values and not is_left_to_checkpoint(self.own):
+            raise ValueError(
+                f"values that {', '.join(self._dropped[:3])}{', ...' if len(self._dropped) > 3 else ''} got when the "
+                "model was made were dropped, as its parameters are made without values: load weights by a "
+                "CheckpointCallback's resume_model=folder, not by from_pretrained, or fill them in reset_parameters()"
+            )
         if not self.has_values:
             raise ValueError(
                 "the weights of this model were left in the checkpoints of its last run: pass resume= or a "

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from runnerkit.engines.sharding.meta_model import MetaModel
 from runnerkit.engines.sharding.sharded_model import ShardedModel, move_optimizer
 from runnerkit.models.shards import shard_like, whole
 from runnerkit.seeding.initialization import mark_left_to_checkpoint
@@ -81,7 +82,8 @@ class KeptShards:
         """
         for model in models:
             self._weights[model.own] = model.module.state_dict()
-            mark_left_to_checkpoint(model.own)
+            if not (isinstance(model, MetaModel) and model.is_initial):
+                mark_left_to_checkpoint(model.own)
         for optimizer in optimizers:
             self._state |= {own: optimizer.state[shard] for shard, own in owners.items() if shard in optimizer.state}
             move_optimizer(optimizer, owners, convert=None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -22,9 +23,9 @@ class ShardPolicy:
     """
 
     def __init__(self, modules: Sequence[type[nn.Module]] | None, min_parameters: int | None) -> None:
+        check_classes("shard_modules", modules or ())
         self.modules = tuple(modules or ())
         self.min_parameters = min_parameters
-        check_classes("shard_modules", self.modules)
         if min_parameters is not None and min_parameters < 1:
             raise ValueError(f"shard_min_parameters must be >= 1, got {min_parameters}; pass None to turn it off")
 
@@ -55,13 +56,18 @@ class ShardPolicy:
                 "is gathered in each step"
             )
 
-    def check(self, models: Iterable[nn.Module]) -> None:
-        """Raise if none of the models contains an instance of a class.
+    def check(self, models: Collection[nn.Module], *, needs_units: bool) -> None:
+        """Raise if none of the models contains an instance of a class, or, if they are needed, any unit.
 
         Raises:
             ValueError: the message lists the classes that the models contain.
         """
         check_classes("shard_modules", self.modules, models)
+        if needs_units and models and not any(map(self.units, models)):
+            raise ValueError(
+                "init='meta' would gather the whole model in each step, as no module within it is a unit: pass other "
+                "shard_modules, or a smaller shard_min_parameters"
+            )
 
 
 def _is_called(module: nn.Module) -> bool:
@@ -69,15 +75,24 @@ def _is_called(module: nn.Module) -> bool:
 
 
 def mesh_sizes(
-    num_processes: int, replicas: int, tensor_parallel: int, *, bounds: tuple[int, int] | None = None
+    num_processes: int, replicas: int, tensor_parallel: int, *, bounds: tuple[int, int] | None = None, plan: Any = None
 ) -> dict[str, int]:
     """Return the sizes of the device mesh by dimension; -1 is what is left for the shards.
 
     Args:
         bounds: least and largest number of processes, if it was given.
+        plan: of tensor parallelism.
     Raises:
-        ValueError: a size does not divide the number of processes, or that is not known yet.
+        TypeError: `plan` is not a mapping.
+        ValueError: a size does not divide the number of processes, or that is not known yet; `plan` has none to act on.
     """
+    if plan is not None and not isinstance(plan, Mapping):
+        raise TypeError(
+            "plan must map patterns of module names to styles, such as {'*.up': 'colwise', '*.down': 'rowwise'}, got "
+            f"{plan!r}; leave it out to take the model's own"
+        )
+    if plan and tensor_parallel == 1:
+        raise ValueError("plan acts on the processes of tensor_parallel=2 or more; pass both, or neither")
     if bounds is not None and bounds[0] < bounds[1] and replicas * tensor_parallel > 1:
         raise ValueError(
             f"replicas and tensor_parallel divide one number of processes, got num_processes={bounds}; "
@@ -148,7 +163,8 @@ def check_places(models: dict[str, nn.Module], *, on_meta: Collection[str]) -> N
             if buffer.is_meta:
                 raise ValueError(
                     f"buffer {'.'.join(part for part in (key, name) if part)} is on the meta device, without a value: "
-                    "make the model in get_model, or in `with utils.parameters_on_meta():`, which leaves buffers alone"
+                    "make the model in get_model, or in `with utils.parameters_on_meta():`, which leaves buffers alone "
+                    "that are not computed from parameters"
                 )
 
 

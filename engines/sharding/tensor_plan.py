@@ -23,9 +23,15 @@ from torch.distributed.tensor.parallel import (
 from runnerkit.checkpoints.sharded import by_rows
 from runnerkit.metrics.reduction import Processes
 from runnerkit.seeding.generators import CPUState, derive_seed
+from runnerkit.support.component_members import ModuleMembers
 from runnerkit.support.torch_internals import replace_parameters
 
 Plan = Mapping[str, str | ParallelStyle]
+
+_OF_ADAPTERS = (
+    "give those of a divided layer styles as in {'*.up.base_layer': 'colwise', '*.up.lora_B.*': 'colwise', "
+    "'*.down.base_layer': 'rowwise', '*.down.lora_A.*': 'rowwise'}"
+)
 
 # The attribute with the number of rows or columns that a style divides.
 _SIDES: dict[tuple[type[nn.Module], type[ParallelStyle]], str] = {
@@ -127,6 +133,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, plan: Plan | None) -> set[st
             f"{type(model).__name__} does not bring one"
         )
     modules, unmatched, matched = dict(model.named_modules()), set[str](), dict[str, str]()
+    styles = dict[str, ParallelStyle]()
     shared = _tied_parameters(model)
     for pattern, style in plan.items():
         found = {name: module for name, module in modules.items() if fnmatchcase(name, pattern)}
@@ -142,11 +149,14 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, plan: Plan | None) -> set[st
                     f"plan: nn.MultiheadAttention computes with the weights of {name!r} itself and cannot be divided; "
                     "use separate layers for query, key, value and output"
                 )
-            try:
-                parallelize_module(module, mesh, each)
-            except NotImplementedError:
-                kind = type(module).__name__
-                raise ValueError(f"plan: {type(each).__name__} cannot divide {name!r}, a {kind}") from None
+            styles[name] = each
+    _check_adapters(modules, styles)
+    for name, each in styles.items():
+        try:
+            parallelize_module(modules[name], mesh, each)
+        except NotImplementedError:
+            kind = type(modules[name]).__name__
+            raise ValueError(f"plan: {type(each).__name__} cannot divide {name!r}, a {kind}") from None
     for places in shared:
         _retie_parameters({name: (modules[name.rpartition(".")[0]], name.rpartition(".")[2]) for name in places})
     return unmatched
@@ -206,6 +216,8 @@ def _check_layer(module: nn.Module, style: ParallelStyle, *, name: str, size: in
     as many in each process: torch takes them to be.
     """
     if isinstance(style, ColwiseParallel | RowwiseParallel | SequenceParallel) and any(module.children()):
+        if "lora_A" in ModuleMembers(module).adapter_layer_names:
+            raise ValueError(f"plan: {name!r} has adapters, and so several layers: {_OF_ADAPTERS}")
         raise ValueError(
             f"plan: {name!r} is a {type(module).__name__} with modules of its own, but {type(style).__name__} is the "
             "style of one layer; note that * also matches dots"
@@ -214,9 +226,30 @@ def _check_layer(module: nn.Module, style: ParallelStyle, *, name: str, size: in
     if not sides:
         return
     side, width = sides[0], getattr(module, sides[0])
-    layouts: Any = style.output_layouts if isinstance(style, ColwiseParallel) else style.input_layouts  # type: ignore[attr-defined]
-    if width < size or (width % size and not layouts[0].is_replicate()):
+    if width < size or (width % size and _has_parts(style)):
         raise ValueError(f"plan: {name!r} has {side}={width}, which tensor_parallel={size} does not divide")
+
+
+def _has_parts(style: ParallelStyle | None) -> bool:
+    """Return whether each process has a part of the outputs of a colwise layer, or of the inputs of a rowwise one."""
+    if not isinstance(style, ColwiseParallel | RowwiseParallel):
+        return False
+    layouts: Any = style.output_layouts if isinstance(style, ColwiseParallel) else style.input_layouts
+    return not layouts[0].is_replicate()
+
+
+def _check_adapters(modules: Mapping[str, nn.Module], styles: Mapping[str, ParallelStyle]) -> None:
+    """Raise if a layer works on parts, but not the matrix of its LoRA adapter that has the same outputs or inputs."""
+    for name, module in modules.items():
+        if "lora_A" not in ModuleMembers(module).adapter_layer_names:
+            continue
+        for kind, matrix in ((ColwiseParallel, "lora_B"), (RowwiseParallel, "lora_A")):
+            parts = (f"{name}.base_layer", f"{name}.{matrix}.")
+            given = [styles.get(each) for each in modules if each == parts[0] or each.startswith(parts[1])]
+            if len({isinstance(each, kind) and _has_parts(each) for each in given}) > 1:
+                raise ValueError(
+                    f"plan: {parts[0]} and the adapters {name}.{matrix} must be divided alike: {_OF_ADAPTERS}"
+                )
 
 
 @contextmanager

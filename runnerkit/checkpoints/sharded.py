@@ -119,15 +119,15 @@ def open_parts(rest: StateDict | None, folder: Path) -> tuple[StateDict, Callabl
     """
     with _naming(folder):
         entries = _Reader(folder).read_metadata().state_dict_metadata
-        places = rest["shards"]["places"] if rest is not None else {}
-        names = places if rest is not None else _foreign_names(folder)
-        metas = {name: _on_meta(cast(TensorStorageMetadata, entries[name])) for name in names}
+        shards: dict[str, Any] = rest["shards"] if rest is not None else {"places": _foreign_names(folder)}
+        saved = {name: shards.get("copies", {}).get(name, name) for name in shards["places"]}
+        metas = {name: _on_meta(cast(TensorStorageMetadata, entries[name])) for name in saved.values()}
     if rest is None:
-        state = {names[name]: tensor for name, tensor in metas.items()}
+        state = {shards["places"][name]: tensor for name, tensor in metas.items()}
     else:
         state = {key: value for key, value in rest.items() if key != "shards"}
-        for name, place in places.items():
-            state = _with(state, place, metas[name])
+        for name, place in shards["places"].items():
+            state = _with(state, place, metas[saved[name]])
     name_of = {id(tensor): name for name, tensor in metas.items()}
 
     def read(part: StateDict) -> StateDict:

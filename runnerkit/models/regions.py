@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from runnerkit.models.parameters import check_shapes
 from runnerkit.support.torch_internals import BatchNorm
 
 Classes = Sequence[type[nn.Module]]
@@ -46,7 +48,7 @@ class Regions:
         """Change the class of the chosen modules until :meth:`leave`.
 
         Raises:
-            ValueError: no model has a module of a class, or a module has a ``forward`` of its own.
+            ValueError: no model has a module of a class, or a module has a ``forward`` of its own or is lazy.
         """
         models = list(models)
         for name, classes in (("checkpoint_modules", self.checkpointed), ("compile's modules", self.compiled)):
@@ -58,6 +60,8 @@ class Regions:
                         f"a {type(module).__name__} has a forward of its own, not that of its class, and can be "
                         "neither checkpointed nor compiled as a region: choose another class"
                     )
+                if isinstance(module, LazyModuleMixin):  # it changes its class in the first batch
+                    check_shapes(module, f"{type(module).__name__} in checkpoint_modules or compile's modules")
                 self._entered.append((module, type(module)))
                 module.__class__ = self._subclass_of(type(module))
 
@@ -124,6 +128,8 @@ def check_classes(argument: str, classes: Any, models: Iterable[nn.Module] | Non
     Raises:
         TypeError, ValueError: the message lists the classes that the models contain.
     """
+    if isinstance(classes, str | type):
+        raise TypeError(f"{argument} must be a list of classes of modules, such as [nn.Linear], got {classes!r}")
     for each in classes:
         if not (isinstance(each, type) and issubclass(each, nn.Module)):
             raise TypeError(f"{argument} must hold classes of modules, such as [nn.Linear], got {each!r}")

@@ -24,6 +24,7 @@ def borrow_engine(
     trained: Model | None,
     trained_by: IEngine,
     otherwise: Callable[[], IEngine],
+    replaces_weights: bool,
 ) -> tuple[Model | None, IEngine]:
     """Return the model and the engine for a pass that may be made within a run under way.
 
@@ -31,12 +32,20 @@ def borrow_engine(
         model, engine: what the caller asks for; None takes those of the run, if it is under way.
         trained: the run's model as its engine `trained_by` prepared it; None if no run is under way.
         otherwise: returns the engine if there is neither.
+        replaces_weights: whether the pass loads weights into the run's own model.
     Returns:
         An engine that a run uses as one that is not opened or closed: its processes, device and precision. A model that
         one engine trains as a copy for another engine, which may move it.
+    Raises:
+        ValueError: the pass would replace the weights of a run under way.
     """
     if engine is None:
         engine = trained_by if trained is not None else otherwise()
+    if replaces_weights and (trained is not None or engine.in_use):
+        raise ValueError(
+            "resume= within a run would replace the weights in training: pass a model of its own, such as "
+            "model=copy.deepcopy(runner.engine.unwrap(runner.model))"
+        )
     if model is None and trained is not None:
         model = trained if engine is trained_by else _copied(trained, trained_by)
     if engine.in_use:

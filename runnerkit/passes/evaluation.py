@@ -7,11 +7,13 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import (
     EVENTS,
+    CallbackOrder,
     IBackwardCallback,
     ICallback,
     ICheckpointCallback,
@@ -23,6 +25,7 @@ from runnerkit.callback import (
     innermost,
     method_of,
 )
+from runnerkit.checkpoints.weights import find_weights
 from runnerkit.engine import IEngine
 from runnerkit.logger import ILogger
 from runnerkit.loop.attributes import ProcessState
@@ -32,6 +35,7 @@ from runnerkit.metrics.renamed import NamedMetrics
 from runnerkit.passes.engine_in_use import borrow_engine
 from runnerkit.passes.restored_state import modules_in, restoring_attributes, restoring_rng_and_modes
 from runnerkit.passes.scratch_runner import scratch_copy
+from runnerkit.resume.run_weights import RunWeights
 from runnerkit.types import Criterion, Metrics, Model
 
 if TYPE_CHECKING:
@@ -41,6 +45,23 @@ logger = logging.getLogger(__name__)
 
 # Events that callbacks of a run under way get from an evaluation within it.
 _LOADER_EVENTS = ("on_loader_start", "on_batch_start", "on_batch_end", "on_loader_end")
+
+
+class WeightsCallback(ICallback):
+    """A callback that loads weights into the model before the evaluation, of which each process reads its shards.
+
+    Args:
+        source: checkpoint, logdir, or file of weights.
+    """
+
+    order = CallbackOrder.Internal
+
+    def __init__(self, source: str | Path) -> None:
+        find_weights(source, which="last")  # raises before any process starts
+        self._source = source
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        RunWeights(runner).load_from(find_weights(self._source, which="last"))
 
 
 @dataclass(eq=False)
@@ -54,7 +75,7 @@ class EvaluationHooks(ProcessState):
         criterion: None uses the runner's.
         engine: None uses the one of the run under way, if any, else that of :meth:`entered`.
         callbacks: in addition to the runner's criterion; None uses all callbacks that neither train nor save.
-        progress_callbacks: callbacks that show progress, in addition to all others.
+        own_callbacks: callbacks that show progress or load weights, in addition to all others.
         trained_with: callbacks that were passed to the training in this process.
     """
 
@@ -66,7 +87,7 @@ class EvaluationHooks(ProcessState):
     criterion: Criterion | None
     engine: IEngine | None
     callbacks: dict[str, ICallback] | None
-    progress_callbacks: dict[str, ICallback]
+    own_callbacks: dict[str, ICallback]
     trained_with: Mapping[str, ICallback]
 
     def __post_init__(self) -> None:
@@ -100,9 +121,11 @@ class EvaluationHooks(ProcessState):
                 }
                 self._of_run = others | _with_separate_state(others, runner)
                 self.criterion = self.criterion if self.criterion is not None else runner.criterion
+            loads = any(isinstance(each, WeightsCallback) for each in self.own_callbacks.values())
             self.model, self.engine = borrow_engine(
-                self.model, self.engine, trained=stage.training_model, trained_by=runner.engine, otherwise=otherwise
-            )
+                self.model, self.engine, trained=stage.training_model, trained_by=runner.engine, otherwise=otherwise,
+                replaces_weights=loads and (self.model is None or self.model is runner.model),
+            )  # fmt: skip
             # Other processes send back the weights of what they evaluated.
             runner.model = self.model if self.model is not None else runner.model
             runner.criterion = self.criterion if self.criterion is not None else runner.criterion
@@ -138,7 +161,7 @@ class EvaluationHooks(ProcessState):
     @property
     def added(self) -> dict[str, ICallback]:
         """Callbacks that take part in the evaluation only."""
-        return (self.callbacks or {}) | self.progress_callbacks
+        return (self.callbacks or {}) | self.own_callbacks
 
     def get_engine(self) -> IEngine:
         assert self.engine is not None, "entered() comes first"
@@ -177,9 +200,9 @@ class EvaluationHooks(ProcessState):
             and not innermost(each).shapes_training  # they would evaluate a part of the loader
         }
         if self.callbacks is None:
-            return of_runner | self.progress_callbacks
+            return of_runner | self.own_callbacks
         criteria = {key: each for key, each in of_runner.items() if isinstance(innermost(each), ICriterionCallback)}
-        return criteria | self.callbacks | self.progress_callbacks
+        return criteria | self.callbacks | self.own_callbacks
 
 
 def _callers(listeners: Iterable[IListener]) -> list[IListener]:

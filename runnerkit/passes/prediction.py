@@ -83,7 +83,7 @@ class Prediction:
         if engine.never_whole:
             raise ValueError(
                 f"{type(engine).__name__}(init='meta') does not predict: load the weights with "
-                "runner.load(logdir) where they fit, or evaluate with a loader of the run"
+                "runner.load(logdir) where they fit, or score them by evaluate_loader(loader, resume=logdir)"
             )
         if self.resume is not None:
             find_checkpoint(self.resume)

@@ -120,7 +120,7 @@ class RunWeights:
                 values = {name: shards[name] for name in frozen}
                 hashes[names] = hash_of(values, whole=self._engine.whole_state)  # every rank must enter
             elif frozen and names not in hashes and self._engine.is_main_process:
-                hashes[names] = hash_of(frozen)
+                hashes[names] = hash_of({**frozen, **self._engine.precision.unrounded(frozen)})
             parts[key] = trainable_part(module, by_key[key], hashes.get(names, "")) if frozen else by_key[key]
         rest: StateDict = like(self._model, parts)
         return rest
@@ -152,7 +152,7 @@ class RunWeights:
             module = engine.unwrap(model)
             has_shards = engine.never_whole or any(map(is_dtensor, by_key[key].values()))
             own = engine.model_state_dict(model, whole=False) if has_shards else module.state_dict()
-            own = without_compiled(own)
+            own = {**without_compiled(own), **engine.precision.unrounded(frozen_parameters(module))}
             weights = under_adapters(module, by_key[key], own)
             weights = completed(module, weights, own, source=source, whole=engine.whole_state)
             named = with_tied(module, under_names_of(module, weights))

@@ -41,6 +41,8 @@ def parameters_on_meta() -> Iterator[None]:
         if parameter not in moved:
             moved[parameter] = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
         meta: nn.Parameter = moved[parameter]
+        if getattr(module, name, None) is not None:  # in place of a parameter that the module fills itself
+            setattr(meta, _DROPPED, True)
         return meta
 
     register: Any = register_module_parameter_registration_hook  # typed as if hooks returned nothing
@@ -67,6 +69,13 @@ def materialized(model: nn.Module) -> Iterator[None]:
 def is_on_meta(model: nn.Module) -> bool:
     """Return whether a parameter is on the meta device."""
     return any(each.is_meta for each in model.parameters())
+
+
+def dropped_values(model: nn.Module) -> list[str]:
+    """Return the names of parameters that :func:`parameters_on_meta` moved when they replaced another of the same name,
+    as ``from_pretrained`` does: no method of the module gives such values.
+    """
+    return [name for name, each in model.named_parameters() if hasattr(each, _DROPPED)]
 
 
 def mark_left_to_checkpoint(model: nn.Module) -> None:
@@ -140,11 +149,10 @@ def initial_values(model: nn.Module, *, seed: int) -> Iterator[tuple[str, Tensor
         _refuse(name for name, value in values.items() if value.numel() and value not in writes)
         return values, {each for each in slots.parameters - parameters if each in writes}
 
-    for module in reversed(slots.paths):  # after the modules within it
-        own = {*module.parameters(recurse=False)}
+    for module, own in reversed(slots.owned.items()):  # after the modules within it
         values, others = filled(own, [module])
         if others:
-            holders = [each for each in module.modules() if others.intersection(each.parameters(recurse=False))]
+            holders = [each for each in module.modules() if others & slots.owned.get(each, set())]
             values, _ = filled(own | others, dict.fromkeys([*reversed(holders), module]))
         yield from values.items()
 
@@ -154,20 +162,28 @@ class _Slots:
 
     Attributes:
         paths: names of the modules, a module before those within it.
+        owned: by module, the parameters that it holds, also in lists and dicts.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.paths = {module: path for path, module in model.named_modules()}
         self._places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}  # the first gives a parameter its name
-        for module in self.paths:
+        self.owned: dict[nn.Module, set[nn.Parameter]] = {}
+        self._owners: dict[nn.Module, nn.Module] = {}
+        by_path = {path: module for module, path in self.paths.items()}
+        for module, path in self.paths.items():
+            is_part = path and type(module) in _CONTAINERS
+            self._owners[module] = self._owners[by_path[path.rpartition(".")[0]]] if is_part else module
+            own = self.owned.setdefault(self._owners[module], set())
             for name, parameter in module.named_parameters(recurse=False):
+                own.add(parameter)
                 self._places.setdefault(parameter, []).append((module, name))
         self.parameters = {*self._places}
 
     def holders(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield each pair of a parameter's name and a module that holds the parameter."""
+        """Yield each pair of a parameter's name and a module that owns the parameter."""
         for parameter, places in self._places.items():
-            yield from ((self.name_of(parameter), module) for module, _ in places)
+            yield from ((self.name_of(parameter), self._owners[module]) for module, _ in places)
 
     def name_of(self, parameter: nn.Parameter) -> str:
         """Return the name of an original parameter."""
@@ -226,4 +242,6 @@ def _refuse(unfilled: Iterable[str]) -> None:
 
 
 _NUM_LISTED = 8
+_CONTAINERS = (nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict)  # which fill nothing themselves
 _LEFT_TO_CHECKPOINT = "weights_left_behind"
+_DROPPED = "dropped_value"

@@ -93,7 +93,7 @@ def resume_at_end(logdir, engine):
 
 @pytest.mark.slow
 def test_averages_are_read_by_any_engine(tmp_path):
-    """A run that has ended is resumed, and its model gets the average that the checkpoint holds."""
+    """A run that has ended is resumed, and its model gets the average that the checkpoint holds; so does an export."""
     together(lambda: [fit(tmp_path / kind, fsdp(kind), model_of(kind), num_epochs=2) for kind in KINDS] and None)
     copies = {(source, kind): copy_of(tmp_path / source, kind) for source in KINDS for kind in ("file", "sharded")}
 
@@ -108,6 +108,8 @@ def test_averages_are_read_by_any_engine(tmp_path):
         assert torch.equal(theirs, weights(model)), (source, kind)
         averaged = state["callbacks"]["average"][""]["weights"]
         assert all(torch.equal(averaged[name], each) for name, each in model.state_dict().items())
+        out = utils.export_pretrained(tmp_path / source, tmp_path / f"{source} out", config={"width": 1}, which="last")
+        assert torch.equal(weights(dl.SupervisedRunner().load(out, model=make()).model), weights(model))
         for name, _ in model.named_parameters():
             assert averaged[name].data_ptr() == state["model_state_dict"][name].data_ptr(), "saved once"
 

@@ -268,6 +268,29 @@ def test_each_stage_restores_what_apex_changed(apex, opt_level):
     assert all(torch.equal(a, b) for a, b in zip(halved, watch.state["masters"][0], strict=True))
 
 
+class Zeroed(dl.Callback):
+    """A callback that changes a frozen parameter."""
+
+    def on_stage_start(self, runner):
+        runner.engine.unwrap(runner.current_run.stage.training_model)[0].bias.data.zero_()
+
+
+@pytest.mark.parametrize("opt_level", ["O2", "O3"])
+def test_what_is_not_trained_is_not_rounded(apex, opt_level):
+    """After the run, frozen parameters and buffers have all bits of their values, unless something changed them."""
+    model = mlp()
+    model[0].requires_grad_(False).register_buffer("third", torch.tensor(1 / 3))
+    before = copy.deepcopy(model.state_dict())
+    optimizer = sgd(model[-1])
+
+    train(model, Zeroed(), engine=ENGINES[opt_level](), optimizer=optimizer)
+
+    for name in ("0.weight", "0.third"):
+        assert torch.equal(model.state_dict()[name], before[name]), name
+    assert not model[0].bias.any()
+    assert not torch.equal(model[-1].weight, before["3.weight"])
+
+
 class TwoModels(dl.Runner):
     """Two models, a loss of each, and their sum."""
 

@@ -735,6 +735,17 @@ def test_units_are_chosen_inner_ones_first():
     ("arguments", "error", "message"),
     [
         ({"shard_modules": ["Linear"]}, TypeError, "must hold classes of modules"),
+        (
+            {"shard_modules": nn.Linear},
+            TypeError,
+            r"shard_modules must be a list .* \[nn.Linear\], got <class .*Linear",
+        ),
+        ({"shard_modules": "Linear"}, TypeError, "shard_modules must be a list of classes .* got 'Linear'"),
+        (
+            {"tensor_parallel": 2, "plan": "auto"},
+            TypeError,
+            "plan must map .* got 'auto'; leave it out to take the mod",
+        ),
         ({"shard_min_parameters": 0}, ValueError, "must be >= 1, got 0"),
         ({"replicas": 3, "num_processes": 4}, ValueError, "must divide the number of processes, got 3 for 4"),
         ({"compute_dtype": torch.float16}, ValueError, r"precision=AMP\(torch.float16\)"),

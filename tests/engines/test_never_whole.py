@@ -107,6 +107,7 @@ def trained(tmp_path_factory):
             "sources": load_from_everywhere(folder),
             "best": load_the_best(folder / "best"),
             "left behind": train_what_was_left_behind(),
+            "evaluated": evaluate_from_everywhere(folder),
         }
     )
 
@@ -332,6 +333,50 @@ def test_a_model_whose_weights_were_left_behind_does_not_start_anew(trained):
     assert ["saves no checkpoint: pass a logdir" in each for each in words].count(True) == 1
 
 
+# Evaluation without training.
+
+
+def evaluate(model, engine, **options):
+    runner = dl.SupervisedRunner(model, engine)
+    return runner.evaluate_loader(loader(41, 4), criterion=nn.CrossEntropyLoss(), **options)["loss"]
+
+
+def evaluate_from_everywhere(folder):
+    model = on_meta()
+    found = {"initial values": evaluate(model, meta())}
+    fit(model, meta(), loaders=FEW)  # still has its initial values
+    for name in SOURCES:
+        found[name] = evaluate(model, meta(), resume=folder / name)
+    logdir = folder / "run of dcp"
+    loaded = dl.SupervisedRunner().load(logdir, model=make(), which="last").model
+    found["logdir"] = evaluate(model, meta(), resume=logdir), evaluate(loaded, dl.CPUEngine())
+    try:
+        evaluate(model, meta())
+    except ValueError as error:
+        found["error"] = str(error)
+    model = on_meta()
+    evaluate(model, meta(), resume=folder / "dcp")
+    try:
+        fit(model, meta(), loaders=FEW)
+    except ValueError as error:
+        found["trained"] = str(error)
+    return found
+
+
+def test_a_loader_is_evaluated_without_training(trained):
+    """evaluate_loader scores initial values, which the model keeps, and weights from any source."""
+    found = trained["evaluated"]
+    words = "were left in the checkpoints of its last run: pass resume="
+    assert words in found.pop("error")
+    assert words in found.pop("trained")
+
+    assert found.pop("initial values") == pytest.approx(evaluate(whole(), dl.CPUEngine()), abs=1e-6)
+    expected = evaluate(random_weights(), dl.CPUEngine())
+    mine, theirs = found.pop("logdir")
+    assert mine == pytest.approx(theirs, rel=1e-6)
+    assert found == dict.fromkeys(SOURCES, pytest.approx(expected, rel=1e-6))
+
+
 # Resuming.
 
 
@@ -398,6 +443,67 @@ def test_what_cannot_be_done_without_the_whole_model_is_named(tmp_path):
         list(dl.SupervisedRunner().predict_loader(loader=loader(4, 2), model=on_meta(), engine=meta()))
 
 
+class Listed(nn.Module):
+    """A module with parameters in a list and a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.scales = nn.Linear(2, 2), nn.ParameterList([torch.ones(2), torch.ones(2)])
+        self.by_name = nn.ModuleDict({"inner": nn.ParameterDict({"shift": nn.Parameter(torch.ones(2))})})
+
+    def reset_parameters(self):
+        for each in self.scales:
+            nn.init.normal_(each)
+
+
+class Filled(Listed):
+    """The same with a method that fills all of them."""
+
+    def reset_parameters(self):
+        super().reset_parameters()
+        nn.init.zeros_(self.by_name["inner"]["shift"])
+
+
+def test_a_module_fills_its_lists_of_parameters():
+    """They cannot fill themselves."""
+    with utils.parameters_on_meta():
+        model, unfilled = Filled(), Listed()
+    expected = utils.initialize_parameters(Filled(), seed=SEED)
+
+    utils.initialize_parameters(model, seed=SEED)
+
+    assert torch.equal(weights(model), weights(expected))
+    assert not torch.equal(model.scales[0], model.scales[1]) and not model.by_name["inner"]["shift"].any()
+    with pytest.raises(ValueError, match=r"no method gives by_name.inner.shift initial values"):
+        utils.initialize_parameters(unfilled, seed=SEED)
+
+
+def assigned():
+    """Return a model whose first weight is assigned, as from_pretrained assigns all."""
+    with utils.parameters_on_meta():
+        model = make()
+        model[0].weight = nn.Parameter(torch.ones(WIDTH, NUM_FEATURES))
+    return model
+
+
+@pytest.mark.slow
+def test_weights_that_the_model_was_made_with_are_not_silently_initial_values(tmp_path):
+    """Otherwise a run from pretrained weights would begin with random ones."""
+    write_sources(tmp_path)
+    words = (
+        "values that 0.weight got when the model was made were dropped.* resume_model=folder, not by from_pretrained"
+    )
+
+    with pytest.raises(ValueError, match=words):
+        fit(assigned(), meta())
+
+    start = dl.CheckpointCallback(tmp_path / "log", resume_model=tmp_path / "dcp")
+    model = assigned()
+    fit(model, meta(), optimizer=torch.optim.SGD(model.parameters(), lr=0.0), callbacks=[start], loaders=FEW)
+    loaded = dl.SupervisedRunner().load(tmp_path / "log", model=make(), which="last").model
+    assert torch.equal(loaded[0].weight, random_weights()[0].weight)
+
+
 @pytest.mark.slow
 def test_models_that_do_not_fit_are_named():
     """Parameters with values, or methods that fill none, are found before the first batch."""
@@ -411,6 +517,8 @@ def test_models_that_do_not_fit_are_named():
         unfilled = Unfilled()
     with pytest.raises(ValueError, match=r"parameter 0.weight has a value, which init='meta' would drop"):
         fit(make(), meta())
+    with pytest.raises(ValueError, match=r"no module within it is a unit: .* a smaller shard_min_parameters"):
+        fit(on_meta(), meta(shard_modules=None, shard_min_parameters=10**6))
     with pytest.raises(ValueError, match=r"no method gives scale initial values: .* reset_parameters\(\)"):
         fit(unfilled, meta())
     without_buffers = make().to("meta")  # torch.device("meta") leaves out linspace if transformers patched it first

@@ -174,6 +174,7 @@ def test_modules_have_their_class_after_a_failure():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
+        ({"checkpoint_modules": nn.Linear}, TypeError, r"checkpoint_modules must be a list .* such as \[nn.Linear\]"),
         ({"checkpoint_modules": [3]}, TypeError, r"checkpoint_modules must hold classes of modules.*got 3"),
         ({"compile": {"modules": ["Block"]}}, TypeError, r"compile's modules must hold classes of modules"),
         ({"checkpoint_kept_ops": [torch.ops.aten.mm.default]}, ValueError, r"checkpoint_kept_ops needs checkpoint_mod"),
@@ -185,6 +186,16 @@ def test_wrong_classes_are_named(options, error, message):
     """Engines refuse what is not a class when they are made, and a class that does not occur when a stage starts."""
     with pytest.raises(error, match=message):
         train(Net(), dl.CPUEngine(**options))
+
+
+def test_a_lazy_module_is_refused():
+    """Its class changes in the first batch; within a chosen module it may be lazy."""
+    model = nn.Sequential(nn.LazyLinear(3))
+    with pytest.raises(ValueError, match=r"LazyLinear in checkpoint_modules or .* needs the shapes .*'weight', 'bias'"):
+        tiny.train(model, engine=dl.CPUEngine(checkpoint_modules=[nn.Linear]))
+
+    tiny.train(model, engine=dl.CPUEngine(checkpoint_modules=[nn.Sequential]))
+    assert type(model[0]) is nn.Linear
 
 
 def test_a_module_with_a_forward_of_its_own_is_refused():

@@ -282,7 +282,7 @@ def run_inner(engine, *, tied=False, **kwargs):
 
 
 def run_tied_on_meta(plan):
-    engine = mesh(4, 2, plan=plan, init="meta", shard_modules=None, shard_min_parameters=10**6)
+    engine = mesh(4, 2, plan=plan, init="meta", shard_modules=[torch.nn.RMSNorm])
     return train(engine, model=on_meta(Inner, tied=True), batch_size=4).experiment_metrics
 
 
@@ -412,6 +412,21 @@ class Two:
 
 
 NARROW = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Embedding(1, 4))
+
+
+class Adapted(torch.nn.Module):
+    """A layer of peft's, as far as the checks read one."""
+
+    adapter_layer_names = ("lora_A", "lora_B")
+
+    def __init__(self):
+        super().__init__()
+        self.base_layer = torch.nn.Linear(4, 4)
+        self.lora_A = torch.nn.ModuleDict({"default": torch.nn.Linear(4, 2, bias=False)})
+        self.lora_B = torch.nn.ModuleDict({"default": torch.nn.Linear(2, 4, bias=False)})
+
+
+ADAPTED = torch.nn.Sequential(Adapted())
 OUTSIDE = torch.nn.Sequential(torch.nn.MultiheadAttention(4, 2))  # its output layer is never called
 
 
@@ -426,6 +441,14 @@ OUTSIDE = torch.nn.Sequential(torch.nn.MultiheadAttention(4, 2))  # its output l
         (NARROW, {"1": "embedding"}, "'1' has num_embeddings=1, which tensor_parallel=2 does not divide"),
         (None, {"norm": "colwise"}, "plan: ColwiseParallel cannot divide 'norm', a LayerNorm"),
         (None, {"norm": "random_apart", "n*m": "random_apart"}, r"plan: 'norm' and 'n\*m' both give 'norm' a style"),
+        (
+            ADAPTED,
+            {"0": "colwise"},
+            r"'0' has adapters, and so several layers: give those .* '\*.up.lora_B.*': 'colwise'",
+        ),
+        (ADAPTED, {"0.base_layer": "colwise"}, "0.base_layer and the adapters 0.lora_B must be divided alike"),
+        (ADAPTED, {"0.base_layer": "rowwise"}, "0.base_layer and the adapters 0.lora_A must be divided alike"),
+        (ADAPTED, {"*lora_B.*": "colwise"}, "0.base_layer and the adapters 0.lora_B must be divided alike"),
         (OUTSIDE, {"0.out_proj": "rowwise"}, "MultiheadAttention computes with the weights of '0.out_proj' itself"),
     ],
 )
