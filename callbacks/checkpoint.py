@@ -97,6 +97,7 @@ class CheckpointCallback(ICheckpointCallback):
     @accepts_old_names(
         Renamed("mode", "content", {"model": "model", "runner": "runner"}),
         Renamed("topk", "keep_best"),
+        Renamed("save_n_best", "keep_best"),
         ThreeArguments(),
         by_position=("loader_key", "metric_key", "minimize", "topk", "mode", "save_last", "save_best",
                      "every_epochs", "every_steps", "every_minutes", "asynchronous", "resume_model", "resume_runner",

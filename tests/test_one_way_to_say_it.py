@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from functools import partial
 from pathlib import Path
 
 import optuna
@@ -9,12 +10,17 @@ import pytest
 import torch
 from packaging.version import Version
 
-from runnerkit import contrib, dl
+from runnerkit import contrib, dl, metrics
 from runnerkit.monitor import Monitor
 from runnerkit.support.deprecation import REMOVED_IN, accepts_old_names, old_names
 from runnerkit.version import __version__
 from tests.tiny import loader, mlp, train, weights
 
+WITH_TOPK = (
+    dl.AccuracyCallback, dl.CMCScoreCallback, dl.HitrateCallback, dl.MAPCallback, dl.MRRCallback, dl.NDCGCallback,
+    metrics.AccuracyMetric, metrics.CMCMetric, metrics.HitrateMetric, metrics.MAPMetric, metrics.MRRMetric,
+    metrics.NDCGMetric,
+)  # fmt: skip
 LABELS = [0, 0, 0, 1, 1, 2]
 TRIAL = optuna.trial.FixedTrial({})
 
@@ -24,7 +30,7 @@ def observed(thing):
     if isinstance(thing, torch.utils.data.Sampler):
         return len(thing)
     names = ["monitor", "requires", "content", "keep_best", "interval", "output", "average", "scheduler_key"]
-    names += ["min_delta", "loader_periods", "every_steps", "save_last", "every_epochs", "weights"]
+    names += ["min_delta", "provides", "names", "loader_periods", "every_steps", "save_last", "every_epochs", "weights"]
     found = {name: getattr(thing, name) for name in names if hasattr(thing, name)}
     if isinstance(thing, dl.MetricAggregationCallback):
         found["value"] = thing._aggregate({"a": 1.0, "b": 4.0})
@@ -62,6 +68,13 @@ OLD = {
     "number of the best": (
         lambda: CHECKPOINT("logs", topk=5), lambda: CHECKPOINT("logs", keep_best=5), "keep_best=5"
     ),
+    "number of the best in 21.12": (
+        lambda: CHECKPOINT("logs", save_n_best=5), lambda: CHECKPOINT("logs", keep_best=5), "keep_best=5"
+    ),
+    **{
+        f"places of {kind.__name__}": (partial(kind, topk_args=(1, 3)), partial(kind, topk=(1, 3)), "topk=...")
+        for kind in WITH_TOPK
+    },
     "early stop": (
         lambda: STOP(3, loader_key="valid", metric_key="auc", minimize=False, min_delta=0.1),
         lambda: STOP(3, monitor="valid/auc", mode="max", min_delta=0.1),

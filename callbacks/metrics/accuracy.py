@@ -8,6 +8,7 @@ from torch import Tensor
 
 from runnerkit.callbacks.metrics.parts.object_metric import ObjectMetricCallback
 from runnerkit.metrics.classification import AccuracyMetric, MultilabelAccuracyMetric
+from runnerkit.support.deprecation import Renamed, accepts_old_names
 
 __all__ = ["AccuracyCallback", "MultilabelAccuracyCallback"]
 
@@ -27,6 +28,7 @@ class AccuracyCallback(ObjectMetricCallback):
     ('accuracy', 'accuracy03')
     """
 
+    @accepts_old_names(Renamed("topk_args", "topk"))
     def __init__(
         self,
         input_key: str | None = None,

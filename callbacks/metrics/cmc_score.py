@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from runnerkit.callbacks.metrics.parts.object_metric import ObjectMetricCallback
 from runnerkit.metrics.matching import CMCMetric
+from runnerkit.support.deprecation import Renamed, accepts_old_names
 
 __all__ = ["CMCScoreCallback"]
 
@@ -25,6 +26,7 @@ class CMCScoreCallback(ObjectMetricCallback):
     ('cmc01', 'cmc05')
     """
 
+    @accepts_old_names(Renamed("topk_args", "topk"))
     def __init__(
         self,
         embeddings_key: str | None = None,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from runnerkit.callbacks.metrics.parts.object_metric import ObjectMetricCallback
 from runnerkit.metrics import retrieval
+from runnerkit.support.deprecation import Renamed, accepts_old_names
 
 __all__ = ["HitrateCallback", "MAPCallback", "MRRCallback", "NDCGCallback"]
 
@@ -13,6 +14,7 @@ __all__ = ["HitrateCallback", "MAPCallback", "MRRCallback", "NDCGCallback"]
 class _RankingCallback(ObjectMetricCallback):
     kind: type[retrieval.RankingMetric]
 
+    @accepts_old_names(Renamed("topk_args", "topk"))
     def __init__(
         self,
         input_key: str | None = None,

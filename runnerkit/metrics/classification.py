@@ -18,6 +18,7 @@ from runnerkit.metrics.class_indices import (
 )
 from runnerkit.metrics.metric import Sums, SumsMetric, checked_topk, ratio
 from runnerkit.support.arguments import check_integers, check_numbers
+from runnerkit.support.deprecation import Renamed, accepts_old_names
 
 __all__ = ["AccuracyMetric", "MultilabelAccuracyMetric", "accuracy", "topk_hits"]
 
@@ -110,6 +111,7 @@ class AccuracyMetric(SumsMetric):
     0.5
     """
 
+    @accepts_old_names(Renamed("topk_args", "topk"))
     def __init__(
         self,
         topk: int | Iterable[int] | None = None,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from runnerkit.metrics.metric import SamplesMetric, Sums, checked_topk, widest
+from runnerkit.support.deprecation import Renamed, accepts_old_names
 
 __all__ = ["CMCMetric", "cmc_score"]
 
@@ -60,6 +61,7 @@ class CMCMetric(SamplesMetric):
     1.0
     """
 
+    @accepts_old_names(Renamed("topk_args", "topk"))
     def __init__(
         self, topk: int | Iterable[int] | None = None, *, prefix: str | None = None, suffix: str | None = None
     ) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from runnerkit.metrics.class_indices import check_none_negative, num_negative
 from runnerkit.metrics.metric import Sums, SumsMetric, checked_topk, ratio
+from runnerkit.support.deprecation import Renamed, accepts_old_names
 from runnerkit.types import widest_float
 
 __all__ = [
@@ -105,6 +106,7 @@ class RankingMetric(SumsMetric):
     def rows(relevance: Tensor, *, k: int) -> Tensor:
         """Return the value of each row, (N,), from the (N, M) relevances of :func:`ranked`."""
 
+    @accepts_old_names(Renamed("topk_args", "topk"))
     def __init__(
         self, topk: int | Iterable[int] | None = None, *, prefix: str | None = None, suffix: str | None = None
     ) -> None:

@@ -149,7 +149,6 @@ def explain_calls(**elsewhere: str) -> Callable[[Method], Method]:
     return decorate
 
 
-_TOPK = {"topk_args": "topk"}
 _CALL = {"compute_on_call": "call update, or update_key_value for the values of the batch"}
 _KEY = "pass the tensors to update"
 _EPS = {"eps": "0 / 0 is 1"}
@@ -158,10 +157,8 @@ _METHOD = {"method_name": "wrap the method in a module whose forward calls it"}
 # Arguments of Catalyst 21.12 and 22.04 by class: today's name, or what to do instead.
 RENAMED: dict[str, dict[str, str]] = {
     "AUCMetric": _CALL,
-    "AccuracyCallback": _TOPK,
-    "AccuracyMetric": {**_TOPK, **_CALL},
-    "CMCMetric": {"embeddings_key": _KEY, "is_query_key": _KEY, "labels_key": _KEY, **_TOPK, **_CALL},
-    "CMCScoreCallback": _TOPK,
+    "AccuracyMetric": _CALL,
+    "CMCMetric": {"embeddings_key": _KEY, "is_query_key": _KEY, "labels_key": _KEY, **_CALL},
     "CSVLogger": _LOGDIR,
     "Callback": {"scope": "leave it out: a callback acts in the stages whose get_callbacks returns it"},
     "CheckpointCallback": {
@@ -170,7 +167,6 @@ RENAMED: dict[str, dict[str, str]] = {
         "metrics_filename": "the metrics of the checkpoints are in index.json",
         "min_delta": "any improvement counts",
         "resume": "resume_runner",
-        "save_n_best": "keep_best",
         "use_logdir_postfix": "checkpoints are always in a folder of their own in logdir",
         "use_runner_logdir": "logdir",
     },
@@ -186,8 +182,7 @@ RENAMED: dict[str, dict[str, str]] = {
     "DiceMetric": {**_EPS, **_CALL},
     "FunctionalBatchMetricCallback": {"metric": "metric_fn"},
     "FunctionalMetricCallback": {"compute_on_call": "log_on_batch"},
-    "HitrateCallback": _TOPK,
-    "HitrateMetric": {**_TOPK, **_CALL},
+    "HitrateMetric": _CALL,
     "IEngine": {
         "apex_kwargs": "opt_level, or another option of the engine",
         "fp16": "precision=dl.AMP()",
@@ -199,15 +194,12 @@ RENAMED: dict[str, dict[str, str]] = {
         "world_size": "num_processes",
     },
     "IOUMetric": {**_EPS, **_CALL},
-    "MAPCallback": _TOPK,
-    "MAPMetric": {**_TOPK, **_CALL},
+    "MAPMetric": _CALL,
     "MLflowLogger": {"registry_uri": "set MLFLOW_REGISTRY_URI", "run": "run_name"},
-    "MRRCallback": _TOPK,
-    "MRRMetric": {**_TOPK, **_CALL},
+    "MRRMetric": _CALL,
     "MultilabelAccuracyMetric": _CALL,
     "MultilabelPrecisionRecallF1SupportMetric": _CALL,
-    "NDCGCallback": _TOPK,
-    "NDCGMetric": {**_TOPK, **_CALL},
+    "NDCGMetric": _CALL,
     "OnnxCallback": {
         "do_constant_folding": "the exporter decides",
         "dynamic_axes": "the first axis is always dynamic",
