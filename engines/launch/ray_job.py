@@ -71,11 +71,12 @@ def placed(resources: dict[str, float], bounds: tuple[int, int], *, timeout_s: f
         bundles = sorted(nodes, key=lambda each: (nodes[each] != own, hosts[nodes[each]], nodes[each], each))
         known = {_OPTION_OF[name]: amount for name, amount in resources.items() if name in _OPTION_OF}
         others = {name: amount for name, amount in resources.items() if name not in _OPTION_OF}
+        actor_class = ray.remote(RankActor)  # once, as each would be exported to the cluster
         places: list[Place] = []
         for rank, bundle in enumerate(bundles):
             where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
             options = {"num_cpus": 0, **known, "resources": others, "scheduling_strategy": where}
-            actor = ray.remote(RankActor).options(**options).remote(rank)
+            actor = actor_class.options(**options).remote(rank)
             local_rank = sum(place.node == nodes[bundle] for place in places)
             places.append(Place(actor, nodes[bundle], hosts[nodes[bundle]], local_rank))
         yield places

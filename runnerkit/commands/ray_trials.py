@@ -171,16 +171,19 @@ def train_here(
     config: Config, number: int, monitor: Monitor, reports: Any, logdir: Path, paths: list[str], folder: str
 ) -> float:
     """Train a trial in this process of the cluster; return its score."""
+    from runnerkit.commands.config import TrainingError
     from runnerkit.commands.trial import train_trial
     from runnerkit.engines.launch.ray_actor import resemble_caller
+    from runnerkit.storage.logdir_lock import LogdirInUse
 
     resemble_caller(paths, folder)
     trial, deadline = RemoteTrial(number, reports), time.monotonic() + _LOCKED_S
     while True:
         try:
             return train_trial(config, trial, logdir, monitor, resume="auto")
-        except FileExistsError:  # the folder is locked by an attempt on a node that was lost
-            if time.monotonic() > deadline:
+        except (LogdirInUse, TrainingError) as error:  # perhaps an attempt on a node that was lost has the logdir
+            is_in_use = isinstance(error, LogdirInUse) or isinstance(error.__cause__, LogdirInUse)
+            if not is_in_use or time.monotonic() > deadline:
                 raise
             time.sleep(_PAUSE_S)
 

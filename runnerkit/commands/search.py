@@ -12,8 +12,7 @@ from runnerkit.commands.ray_trials import optimize as optimize_on_ray
 from runnerkit.commands.trial import optuna_package, train_trial
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.monitor import Monitor
-from runnerkit.storage.remote.copies import name_of, written
-from runnerkit.storage.remote.store import Store
+from runnerkit.storage.remote.copies import holds_run, name_of, written
 from runnerkit.storage.remote.urls import as_url
 from runnerkit.train_options import OLD_MONITOR
 
@@ -86,8 +85,7 @@ def search(
 
 def _holds_trials(logdir: Path) -> bool:
     url = as_url(logdir)
-    names = Store(url).names() if url is not None else [path.name for path in logdir.glob("trial-*")]
-    return any(name.startswith("trial-") for name in names)
+    return holds_run(f"{url}/trial-000") if url is not None else any(logdir.glob("trial-*"))
 
 
 def _num_processes(config: Config) -> int:

@@ -41,13 +41,17 @@ _PAUSE_S = 0.05
 _TAKEN = (errno.EACCES, errno.EAGAIN)  # errors of lockf if another process holds the lock
 
 
+class LogdirInUse(FileExistsError):
+    """Error of a run whose logdir another process is writing to."""
+
+
 def lock(logdir: Path) -> Callable[[], None]:
     """Lock `logdir`, created if needed, for this process; return a function that releases it.
 
     If files cannot be locked there, and on Windows, a warning is logged instead.
 
     Raises:
-        FileExistsError: another process holds the lock.
+        LogdirInUse: another process holds the lock.
         OSError: the folder cannot be created or written to, or its lock file is a symbolic link.
 
     >>> import tempfile
@@ -75,7 +79,7 @@ def lock(logdir: Path) -> Callable[[], None]:
         if descriptor is not None:
             return partial(_unlock, logdir, descriptor, is_new)
         if time.monotonic() > deadline:
-            raise FileExistsError(
+            raise LogdirInUse(
                 f"another run is writing to {shown(logdir)}: {holder(logdir)}. Wait for it to end, or choose another "
                 f"logdir; if its machine is dead, delete {logdir / FILE}"
             )

@@ -12,8 +12,9 @@ import torch
 
 from runnerkit import read_metrics
 from runnerkit.commands.cli import main
-from runnerkit.commands.config import read_config
+from runnerkit.commands.config import TrainingError, read_config
 from runnerkit.commands.ray_trials import prunes, train_here
+from runnerkit.storage.logdir_lock import LogdirInUse
 from runnerkit.utils import load_checkpoint
 from tests.launchers.ray_jobs import Script, needs_ray
 
@@ -231,21 +232,37 @@ def test_a_report_of_a_trial_that_has_ended_is_answered():
     assert study.trials[0].intermediate_values == {1: 0.5}
 
 
-def train_locked(folder, monkeypatch, *, wait_s):
-    """Train a trial whose folder is locked twice; `wait_s` is the time to wait for the lock."""
+def in_training(cause):
+    """Return the error of a trial whose training raised `cause`."""
+    error = TrainingError()
+    error.__cause__ = cause
+    return error
+
+
+LOCKED = LogdirInUse("another run is writing to trial-000")
+
+
+def train_failing(folder, monkeypatch, error, *, wait_s=600.0):
+    """Train a trial that fails twice; `wait_s` is the time to wait for the lock of its folder."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr("runnerkit.commands.ray_trials._LOCKED_S", wait_s)
     monkeypatch.setattr("runnerkit.commands.ray_trials._PAUSE_S", 0.0)
-    locked = FileExistsError("another run is writing to trial-000")
-    monkeypatch.setattr("runnerkit.commands.trial.train_trial", Mock(side_effect=[locked, locked, 0.5]))
+    monkeypatch.setattr("runnerkit.commands.trial.train_trial", Mock(side_effect=[error, error, 0.5]))
     return train_here(None, 0, None, None, folder, [], str(folder))
 
 
-def test_a_trial_waits_for_the_lock_of_a_lost_node(tmp_path, monkeypatch):
-    """A file system that nodes share releases it after a while."""
-    assert train_locked(tmp_path, monkeypatch, wait_s=600.0) == 0.5
+@pytest.mark.parametrize("error", [LOCKED, in_training(LOCKED)])
+def test_a_trial_waits_for_the_lock_of_a_lost_node(tmp_path, monkeypatch, error):
+    """A file system that nodes share releases it after a while; in an object store, training asks for it."""
+    assert train_failing(tmp_path, monkeypatch, error) == 0.5
 
 
 def test_a_trial_does_not_wait_forever_for_a_lock(tmp_path, monkeypatch):
     with pytest.raises(FileExistsError, match="another run is writing to trial-000"):
-        train_locked(tmp_path, monkeypatch, wait_s=-1.0)
+        train_failing(tmp_path, monkeypatch, LOCKED, wait_s=-1.0)
+
+
+@pytest.mark.parametrize("error", [FileExistsError("trial-000 is a file"), in_training(FileExistsError("mine"))])
+def test_a_file_that_exists_is_not_waited_for(tmp_path, monkeypatch, error):
+    with pytest.raises(type(error)):
+        train_failing(tmp_path, monkeypatch, error)

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from runnerkit.storage.logdir_lock import LogdirInUse
 from runnerkit.storage.remote.manifest import LEASE, is_run_file
 from runnerkit.storage.remote.store import Replaced, Store
 
@@ -39,7 +40,7 @@ class Lease:
         staging: the local folder.
         is_locked: whether this process has locked it, so that no run with the same folder is alive.
     Raises:
-        FileExistsError: another run holds the lease.
+        LogdirInUse: another run holds the lease.
         OSError: the store cannot be reached; see :class:`Store`.
     """
 
@@ -138,7 +139,7 @@ class Lease:
             found = self._store.read(LEASE)
             if found is not None and seen is not None and found[0] != seen[0]:
                 if _parsed(found[0]).get("run") == _parsed(seen[0]).get("run"):
-                    raise FileExistsError(
+                    raise LogdirInUse(
                         f"another run is writing to {self._store.url}: {_who(other)}. Wait for it to end, or choose "
                         "another logdir"
                     )
@@ -146,7 +147,7 @@ class Lease:
         try:
             return self._store.write(LEASE, self._json(), replaces=found[1] if found is not None else "new")
         except Replaced as error:
-            raise FileExistsError(f"another run has just taken {self._store.url}; choose another logdir") from error
+            raise LogdirInUse(f"another run has just taken {self._store.url}; choose another logdir") from error
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_S):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runnerkit.storage.logdir_lock import FILE as LOCK
-from runnerkit.storage.logdir_lock import lock, no_lock
+from runnerkit.storage.logdir_lock import LogdirInUse, lock, no_lock
 from runnerkit.storage.remote.files import download
 from runnerkit.storage.remote.lease import PLACE, Lease
 from runnerkit.storage.remote.manifest import FILE, Manifest
@@ -125,7 +125,7 @@ class StoredLogdir:
         try:
             version = self._store.write(FILE, manifest.to_json(), replaces=version)
         except Replaced as error:
-            raise FileExistsError(
+            raise LogdirInUse(
                 f"another run has just written to {self._store.url}: wait for it to end, or choose another logdir"
             ) from error
         for name in set(self._lease.unsettled) - manifest.names:
