@@ -6,7 +6,7 @@ A cluster of two nodes runs on this machine. `on_ray/ours.py` trains on it, and 
 `launcher=`; `on_ray/ray_train.py` does the same with TorchTrainer. In each round all contenders run, one after the
 other, each in a new Python process, which is not connected to the cluster before. Nothing else is measured of them.
 Then one of two processes kills itself in its second epoch, and once more after the restart, which is the last one.
-The local processes do not restart. `--write` writes the tables to RESULTS.md.
+The local processes do not restart. `--write` writes the tables to RESULTS.md and docs/launchers.md.
 """
 
 import argparse
@@ -37,6 +37,11 @@ CONTENDERS = {
 }
 LOCAL, *ON_RAY = CONTENDERS
 NUM_PROCESSES = (1, 2, 4)
+PAGE = ROOT / "docs" / "launchers.md"
+EXPLANATION = (
+    "Seconds are medians, from the call of `train` or `fit`, which also connects to the cluster; "
+    "[RESULTS.md](../benchmarks/RESULTS.md) has the ranges, and the times from the start of the scripts."
+)
 DEATHS = "6 2"  # of 4 steps in an epoch: in the second epoch, and in the second epoch again
 FOLDER = "BENCHMARK_FOLDER"  # variable with the folder for the times
 TIMEOUT_S, PAUSE_S = 180, 1.0
@@ -129,24 +134,30 @@ def table_of_starts(reports: dict[tuple[str, int], list[dict[str, Any]]]) -> str
     return "\n".join(lines)
 
 
-def table_of_deaths(reports: dict[str, dict[str, Any]]) -> str:
-    """Format the seconds from a SIGKILL to the restarted run's first step in all processes, and to the error."""
-    lines = [
-        "| | lines of the script | steps again after, s | the caller has the error after, s |",
-        "|---|---:|---:|---:|",
-    ]
-    for contender, report in reports.items():
-        first, last = report["death"][0], report["death"][-1]
-        is_restarted = first != last
-        again = f"{max(report['step']) - first:.1f}" if is_restarted else "no restarts"
-        lines.append(f"| {contender} | {num_lines(contender)} | {again} | {report['raised'] - last:.1f} |")
+def comparison(starts: dict[tuple[str, int], list[dict[str, Any]]], deaths: dict[str, dict[str, Any]]) -> str:
+    """Format the medians, the times after a SIGKILL, and the lines of the scripts, with a column per contender."""
+    rows = {"lines of the script": {name: str(num_lines(name)) for name in CONTENDERS}}
+    for number in NUM_PROCESSES:
+        times = {name: median(max(each["step"]) - each["called"] for each in starts[name, number]) for name in deaths}
+        row = f"first step of {f'all {number} processes' if number > 1 else '1 process'}, s"
+        rows[row] = {name: f"{each:.1f}" for name, each in times.items()}
+    rows["steps again after SIGKILL of one of 2, s"] = {
+        name: f"{max(each['step']) - each['death'][0]:.1f}" if len(each["death"]) > 1 else ""
+        for name, each in deaths.items()
+    }
+    rows["the caller has the error after it, s"] = {
+        name: f"{each['raised'] - each['death'][-1]:.1f}" for name, each in deaths.items()
+    }
+    rows["which begins with"] = {name: f"`{shown(each['error']).splitlines()[0]}`" for name, each in deaths.items()}
+    lines = [f"| | {' | '.join(CONTENDERS)} |", "|---|" + "---:|" * len(CONTENDERS)]
+    lines += [f"| {row} | {' | '.join(cells[name] for name in CONTENDERS)} |" for row, cells in rows.items()]
     return "\n".join(lines)
 
 
 def shown(error: str) -> str:
-    """Return the first lines of an error, without the address of this machine."""
-    lines = [line.rstrip() for line in error.splitlines() if line.strip()]
-    return re.sub(r"\d+(\.\d+){3}", "10.0.0.1", "\n".join(lines[:5]))
+    """Return the lines of an error that are not indented, shortened, without addresses."""
+    lines = [line[:110] for line in error.splitlines() if line[:1].strip(" )")]
+    return re.sub(r"\d+(\.\d+){3}", "10.0.0.1", "\n".join(lines[:12]))
 
 
 def num_lines(contender: str) -> int:
@@ -158,14 +169,14 @@ def main() -> None:
     """Measure, and print or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--write", action="store_true", help="write the tables to RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write the tables to RESULTS.md and launchers.md")
     parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run:
         contender, *numbers = options.run
         run_script(contender, *map(int, numbers))
         return
-    parts = [f"{conditions(options.rounds)} Ray {version('ray')}, a cluster of two nodes on this machine."]
+    place = f"{conditions(options.rounds)} Ray {version('ray')}, a cluster of two nodes on this machine."
     keys = [(contender, num_processes) for num_processes in NUM_PROCESSES for contender in CONTENDERS]
     starts: dict[tuple[str, int], list[dict[str, Any]]] = {key: [] for key in keys}
     with tempfile.TemporaryDirectory() as folder, running_cluster(Path(folder)) as environment:
@@ -179,17 +190,13 @@ def main() -> None:
         for contender in ON_RAY:
             deaths[contender] = measured(contender, 2, environment, deaths=DEATHS, max_restarts=1)
     errors = [f"{name} raises:\n\n```text\n{shown(each['error'])}\n```" for name, each in deaths.items()]
-    parts += [
-        "Seconds to the first step of the last process:",
-        table_of_starts(starts),
-        "One of two processes gets SIGKILL:",
-        table_of_deaths(deaths),
-        *errors,
-    ]
-    text = "\n\n".join(parts)
+    compared = comparison(starts, deaths)
+    text = "\n\n".join([place, "To the first step of the last process:", table_of_starts(starts), compared, *errors])
     print(text)
     if options.write:
-        write_section("ray start", text, command="python -m benchmarks.ray_start --write")
+        command = "python -m benchmarks.ray_start --write"
+        write_section("ray start", text, command=command)
+        write_section("ray start", f"{compared}\n\n{EXPLANATION} {place}", PAGE, command=command)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import torch
 
 from runnerkit import dl
 from tests.launchers.docs import scripts
+from tests.launchers.jobs import ROOT
 from tests.launchers.ray_jobs import ENDS_S, Script, needs_ray
 from tests.tiny import loader, mlp, train, weights
 
@@ -223,6 +224,13 @@ def test_the_script_of_the_page_runs(cluster, tmp_path):
     script = Script(cluster, tmp_path, script=tmp_path / "script.py")
 
     assert script.end() == 0, script.output
+
+
+def test_the_page_shows_the_scripts_that_the_benchmark_compares():
+    """Their lines are counted, and their times measured, by benchmarks/ray_start.py."""
+    files = [ROOT / "benchmarks" / "on_ray" / name for name in ("ours.py", "ray_train.py")]
+
+    assert scripts("A Ray cluster, beside Ray Train") == [each.read_text(encoding="utf-8") for each in files]
 
 
 def test_without_ray_an_error_says_what_to_install(monkeypatch):
