@@ -80,7 +80,7 @@ def add_settings(table: pd.DataFrame, settings: Mapping[str, Settings]) -> pd.Da
 
     for name in next(iter(settings.values()), {}):
         cells = {run: each[name] for run, each in settings.items()}
-        plain = {run: str(cell) if isinstance(cell, list) else cell for run, cell in cells.items()}
+        plain: dict[str, Any] = {run: str(cell) if isinstance(cell, list) else cell for run, cell in cells.items()}
         given = [cell for cell in plain.values() if cell is not None]
         table[name] = table["run"].map(plain)
         if table[name].dtype == "float64" and all(type(cell) is int for cell in given):  # because some runs lack it
