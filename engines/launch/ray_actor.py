@@ -44,6 +44,7 @@ class RankActor:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._reserved = reserved_port()
 
     def __repr__(self) -> str:
         return f"rank {self._rank}"
@@ -55,8 +56,9 @@ class RankActor:
         if files is not None:
             self._folder = tempfile.TemporaryDirectory(prefix="runnerkit-")
             write_files(files, Path(self._folder.name))
-        with socket.create_server(("", 0)) as free:
-            port = free.getsockname()[1]
+        port = self._reserved.getsockname()[1]
+        if sys.platform != "linux":  # where the socket would be in rank zero's way
+            self._reserved.close()
         gpus = tuple(map(str, ray.get_gpu_ids()))
         return Met(os.getpid(), port, gpus, self._folder.name if self._folder else "")
 
@@ -74,7 +76,8 @@ class RankActor:
         yield outcome.code, self._reports(job)
 
     def close(self) -> None:
-        """Delete the files of the job on this node."""
+        """Delete the files of the job on this node, and give the port back."""
+        self._reserved.close()
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -90,6 +93,14 @@ def _enter(variables: dict[str, str], folder: str) -> Path:
     resemble_caller(os.fsdecode((job / "path").read_bytes()).split("\0"), folder)
     sys.modules["__main__"] = ModuleType("__main__")  # instead of Ray's, for what the caller's one defines
     return job
+
+
+def reserved_port() -> socket.socket:
+    """Return a socket bound to a free port, which Linux gives to nobody else; this program may listen there."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("", 0))
+    return reserved
 
 
 def resemble_caller(paths: Iterable[str], folder: str) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import sys
 
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from runnerkit import dl
+from runnerkit.engines.launch.ray_actor import reserved_port
 from tests.launchers.docs import scripts
 from tests.launchers.jobs import ROOT
 from tests.launchers.ray_jobs import ENDS_S, Script, needs_ray
@@ -231,6 +233,18 @@ def test_the_page_shows_the_scripts_that_the_benchmark_compares():
     files = [ROOT / "benchmarks" / "on_ray" / name for name in ("ours.py", "ray_train.py")]
 
     assert scripts("A Ray cluster, beside Ray Train") == [each.read_text(encoding="utf-8") for each in files]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems give a bound port to nobody")
+def test_the_port_of_rank_zero_is_nobody_elses_until_it_listens():
+    """Seconds pass between the choice of the port and rank zero's start, in which other programs take free ports."""
+    with reserved_port() as reserved, socket.socket() as other:
+        port = reserved.getsockname()[1]
+        with pytest.raises(OSError, match="already in use"):
+            other.bind(("127.0.0.1", port))
+
+        with socket.create_server(("127.0.0.1", port)) as server, socket.create_connection(server.getsockname()):
+            pass
 
 
 def test_without_ray_an_error_says_what_to_install(monkeypatch):
