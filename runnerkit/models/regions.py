@@ -60,10 +60,11 @@ class Regions:
                         f"a {type(module).__name__} has a forward of its own, not that of its class, and can be "
                         "neither checkpointed nor compiled as a region: choose another class"
                     )
-                if isinstance(module, LazyModuleMixin):  # it changes its class in the first batch
-                    check_shapes(module, f"{type(module).__name__} in checkpoint_modules or compile's modules")
-                self._entered.append((module, type(module)))
-                module.__class__ = self._subclass_of(type(module))
+                kind = type(module)
+                if issubclass(kind, LazyModuleMixin):  # it changes its class in the first batch
+                    check_shapes(module, f"{kind.__name__} in checkpoint_modules or compile's modules")
+                self._entered.append((module, kind))
+                module.__class__ = self._subclass_of(kind)
 
     def leave(self) -> None:
         """Give all modules their class again."""

@@ -774,7 +774,7 @@ def test_parameters_that_cannot_be_sharded_are_named():
     with pytest.raises(ValueError, match=r"m.weight is on the meta device.*\(init='meta'\) trains such models"):
         check_places({"m": nn.Linear(2, 2, device="meta")}, on_meta={})
     with pytest.raises(ValueError, match="contains Conv2d, but the model does not; it has Counter, Linear, Tied"):
-        ShardPolicy([nn.Conv2d], None).check([tied])
+        ShardPolicy([nn.Conv2d], None).check([tied], needs_units=False)
 
 
 def test_the_amp_name_fixes_the_precision():
