@@ -278,6 +278,9 @@ class TrainOptions:
             raise ValueError("load_best_on_end=True needs monitor=, such as 'valid/loss', to select a checkpoint")
 
     def _check_components(self) -> None:
+        for name, given in {"model": self.model, "criterion": self.criterion, "optimizer": self.optimizer}.items():
+            if isinstance(given, dict) and not given:
+                raise TypeError(f"{name} is an empty dict; leave it out, or pass one object, or several by name")
         if self.model is None:
             check_components(criterion=self.criterion, optimizer=self.optimizer)
         else:

@@ -85,17 +85,22 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, make):
     "engine",
     [
         lambda: dl.DistributedDataParallelEngine(2, device="cpu"),
+        lambda: dl.DistributedDataParallelAPEXEngine(2, device="cpu", opt_level="O2"),
+        pytest.param(lambda: dl.HorovodEngine(2, device="cpu"), marks=pytest.mark.horovod),
         lambda: dl.FullyShardedDataParallelEngine(2, device="cpu", shard_modules=[nn.Linear]),
         lambda: dl.FullyShardedDataParallelEngine(2, device="cpu", sharded_checkpoints=True),
     ],
-    ids=["ddp", "fsdp", "sharded checkpoints"],
+    ids=["ddp", "apex", "horovod", "fsdp", "sharded checkpoints"],
 )
-def test_it_continues_on_several_processes(tmp_path, make, engine):
-    """Weights equal those of the uninterrupted run, with checkpoints of each process's shards, too."""
+def test_it_continues_on_several_processes(tmp_path, make, engine, monkeypatch):
+    """Weights equal those of the uninterrupted run, of steps of two batches, also with checkpoints of each process's
+    shards.
+    """
     whole, first, second = make(), make(), make()
-    fit(whole, tmp_path / "whole", num_epochs=2, engine=engine())
-    fit(first, tmp_path / "parts", num_epochs=1, engine=engine())
-    fit(second, tmp_path / "parts", num_epochs=2, engine=engine())
+    with stand_in(monkeypatch):
+        fit(whole, tmp_path / "whole", num_epochs=2, engine=engine(), accumulate=2)
+        fit(first, tmp_path / "parts", num_epochs=1, engine=engine(), accumulate=2)
+        fit(second, tmp_path / "parts", num_epochs=2, engine=engine(), accumulate=2)
 
     assert_same(second, whole)
 

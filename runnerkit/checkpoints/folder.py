@@ -248,9 +248,9 @@ def as_path(resume: str | os.PathLike[str]) -> str | Path:
     """Convert the value of `resume` to an absolute path, or a URL.
 
     Raises:
-        TypeError: it is not a path.
+        TypeError: it is not a path, or empty.
     """
-    if not isinstance(resume, str | os.PathLike):
+    if not isinstance(resume, str | os.PathLike) or not os.fspath(resume):
         raise TypeError(
             f'resume={resume!r} is not a path: pass the path of a checkpoint or of a logdir, or "auto" to train, which '
             "resumes from its logdir if that has a checkpoint"
