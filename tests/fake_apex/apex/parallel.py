@@ -13,7 +13,7 @@ class DistributedDataParallel(nn.Module):
         super().__init__()
         calls.append(f"DistributedDataParallel({options})")
         self.module, self.averages = module, True
-        for parameter in module.parameters():
+        for parameter in filter(lambda each: each.requires_grad, module.parameters()):  # as Apex's own
             parameter.register_post_accumulate_grad_hook(self._average)
 
     def _average(self, parameter):
