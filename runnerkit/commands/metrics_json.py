@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runnerkit.history.best_values import best_metrics, compare_runs, without_missing
-from runnerkit.history.frame import Logdirs, read_metrics, select
+from runnerkit.history.frame import Logdirs, find_runs, read_metrics, select
 from runnerkit.history.run_states import all_runs
 from runnerkit.storage.status_file import read_status
 
@@ -22,7 +22,7 @@ def metrics_json(logdir: Logdirs, *, metric: str | None = None, loader: str | No
     Raises:
         as `metrics_text`.
     """
-    runs = all_runs(logdir)
+    runs = all_runs(logdir, find_runs(logdir))
     if len(runs) > 1:
         return _comparison(compare_runs(logdir, metric=metric, loader=loader), runs)
     [(run, folder)] = runs.items()

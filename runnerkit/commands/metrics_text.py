@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runnerkit.history.best_values import best_metrics, compare_runs, settings_of
@@ -27,7 +28,7 @@ def metrics_text(logdir: Logdirs, *, metric: str | None = None, loader: str | No
     runs = find_runs(logdir)
     if len(runs) > 1:
         table = compare_runs(logdir, metric=metric, loader=loader)
-        return table.to_csv(index=False) if as_csv else _comparison(table) + _notes(logdir, set(table["run"]))
+        return table.to_csv(index=False) if as_csv else _comparison(table) + _notes(logdir, runs, set(table["run"]))
     chosen = {"metrics": metric and [metric], "loaders": loader and [loader]}
     table = select(read_metrics(logdir), **chosen)
     # As strings from here on, which tell a logged NaN from a value that was not logged.
@@ -38,11 +39,11 @@ def metrics_text(logdir: Logdirs, *, metric: str | None = None, loader: str | No
     [(run, folder)] = runs.items()
     status = read_status(folder)
     state = f" ({describe(status)})" if status is not None and status["state"] != "finished" else ""
-    return f"{run}{state}\n\n{_as_text(passes)}\n\n{_as_text(best)}\n" + _notes(logdir, {run}, but=run)
+    return f"{run}{state}\n\n{_as_text(passes)}\n\n{_as_text(best)}\n" + _notes(logdir, runs, {run}, but=run)
 
 
-def _notes(logdir: Logdirs, logged: set[str], *, but: str = "") -> str:
-    notes = [f"{run}: {state}\n" for run, state in states_of(logdir, logged=logged).items() if run != but]
+def _notes(logdir: Logdirs, runs: dict[str, Path], logged: set[str], *, but: str = "") -> str:
+    notes = [f"{run}: {state}\n" for run, state in states_of(logdir, runs, logged=logged).items() if run != but]
     return "".join(["\n", *notes]) if notes else ""
 
 

@@ -105,7 +105,7 @@ def _picture(
         return _dashboard(run, table, names, by="loader", state=state, **options)
     logged = set(table.loc[table["metric"] == names[0], "loader"])
     compared = next(each for each in loaders or () if each in logged)
-    notes = [f"{run}: {state}" for run, state in states_of(logdir, logged=logged_runs).items()]
+    notes = [f"{run}: {state}" for run, state in states_of(logdir, runs, logged=logged_runs).items()]
     below = Group(
         _table(compare_runs(logdir, metric=names[0], loader=compared), table),
         *(Text(note, "dim", no_wrap=True, overflow="ellipsis") for note in notes[:_MAX_RUNS]),

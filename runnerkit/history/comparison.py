@@ -46,7 +46,7 @@ def comparison_page(logdir: Logdirs) -> str:
         rows=cells,
         colors=_colors(styles),
         lines=_lines(table),
-        states=states_of(logdir, logged=set(table["run"])),
+        states=states_of(logdir, runs, logged=set(table["run"])),
         curves=page.pictures(table, chosen, styles=styles, has_legend=False),
         more_curves=page.pictures(table, others, styles=styles, has_legend=False),
         same=_same({run: {**recorded[run], **hparams[run]} for run in runs}),

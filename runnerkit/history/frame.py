@@ -16,7 +16,7 @@ from runnerkit.history.hyperparameters import Settings, differing_settings
 from runnerkit.logger import Scope
 from runnerkit.storage.remote.copies import local_copy
 from runnerkit.storage.remote.urls import shown, url_of
-from runnerkit.storage.status_file import FILE, describe, read_status
+from runnerkit.storage.status_file import describe, folders_with_status, read_status
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,7 +154,7 @@ def _logdirs(folder: Path, scope: Scope) -> list[Path]:
 
 def _first_states(folder: Path) -> list[str]:
     """Describe the first few runs of a folder that have not finished."""
-    statuses = {path: read_status(path) for path in (file.parent for file in sorted(folder.rglob(FILE)))}
+    statuses = {path: read_status(path) for path in folders_with_status(folder)}
     ended = {path: status for path, status in statuses.items() if status and status["state"] != "finished"}
     return [f"{name_in(folder, path)}: {describe(status)}" for path, status in [*ended.items()][:3]]
 

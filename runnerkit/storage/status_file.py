@@ -74,6 +74,11 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def folders_with_status(folder: Path) -> list[Path]:
+    """Return the logdirs at and below `folder` that have the file, sorted."""
+    return [file.parent for file in sorted(folder.rglob(FILE))]
+
+
 def read_status(logdir: Path) -> dict[str, Any] | None:
     """Read the file, in which the state of a run becomes "killed" if its process on this machine has ended.
 
