@@ -195,7 +195,8 @@ def main() -> None:
     print(text)
     if options.write:
         command = "python -m benchmarks.ray_start --write"
-        write_section("ray start", text, command=command)
+        title = "Start of a job on a Ray cluster, and the end of a process"
+        write_section("ray start", text, command=command, title=title)
         write_section("ray start", f"{compared}\n\n{EXPLANATION} {place}", PAGE, command=command)
 
 
