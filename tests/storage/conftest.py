@@ -22,6 +22,7 @@ def short_times(monkeypatch):
     """Wait for nothing long."""
     monkeypatch.setattr(lease, "BEAT_S", 0.1)
     monkeypatch.setattr(lease, "TAKEOVER_S", 0.5)
+    monkeypatch.setattr(lease, "RELEASE_PATIENCE_S", 1.0)
     monkeypatch.setattr(store, "_FIRST_PAUSE_S", 0.005)
     monkeypatch.setattr(store, "_LONGEST_PAUSE_S", 0.02)
 

@@ -213,8 +213,19 @@ def test_an_unexpected_error_does_not_end_the_heartbeat(faulty, machine):
     wait_until(lambda: content("faulty://runs/mine")["beat"] >= before + 2)
 
 
-def test_the_end_does_not_wait_long_for_a_store_that_is_gone(faulty, machine, caplog):
+def test_a_few_faults_at_the_end_do_not_keep_others_waiting(faulty, machine):
+    """However short the time between heartbeats is."""
+    lease = machine("faulty://runs/mine", "mine")
+    faulty.fail_times(7, TimeoutError("no answer"))
+
+    lease.release()
+
+    assert holder(Store("faulty://runs/mine")) is None
+
+
+def test_the_end_does_not_wait_long_for_a_store_that_is_gone(faulty, machine, monkeypatch, caplog):
     """The run has waited before; the lease ends by itself."""
+    monkeypatch.setattr(module, "RELEASE_PATIENCE_S", 0.1)
     lease = machine("faulty://runs/mine", "mine")
     faulty.fail_times(9999, TimeoutError("no answer"))
     began = time.monotonic()

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 BEAT_S = 10.0
 TAKEOVER_S = 60.0
+RELEASE_PATIENCE_S = 10.0
 PLACE = ".place"  # file of a staging folder with a random name for it
 
 
@@ -105,7 +106,7 @@ class Lease:
         self._ended.set()
         self._beats.stop()
         self._thread.join()
-        store = self._store.with_patience(BEAT_S)
+        store = self._store.with_patience(RELEASE_PATIENCE_S)
         try:
             if self._lost is None and not self._content["unsettled"] and _read(store).get("run") == self.run:
                 store.delete(LEASE)
