@@ -195,6 +195,30 @@ def test_a_stream_that_is_split_by_rank_is_refused_on_two_processes():
         train(num_processes=2, loaders={"train": DataLoader(SplitByRank(), batch_size=4)})
 
 
+class Rows(IterableDataset):
+    """Stream of features and targets."""
+
+    def __init__(self, order):
+        self.order = order
+
+    def __iter__(self):
+        for index in self.order(0):
+            yield torch.full((NUM_FEATURES,), float(index)), index % 3
+
+
+@pytest.mark.parametrize(("order", "is_warned"), [(shuffled_otherwise, True), (shuffled_alike, False)])
+@pytest.mark.parametrize("epoch_steps", [None, 20])
+def test_a_stream_that_differs_between_the_workers_of_one_process_is_reported(caplog, order, is_warned, epoch_steps):
+    """Each worker takes its part of another order, so samples are missed and repeated."""
+    loader = DataLoader(Rows(order), batch_size=4, num_workers=2)
+
+    train(loaders={"train": loader}, num_epochs=2, epoch_steps=epoch_steps)
+
+    assert caplog.text.count("loader 'train': the first samples of its stream are not the same in every worker") == (
+        is_warned
+    )
+
+
 class NumberedSplitByRank(SplitByRank):
     def __iter__(self):
         for number, (features, _) in enumerate(super().__iter__()):

@@ -112,9 +112,11 @@ class ShardedFiles(Dataset[Any]):
             cursor = cursors.get(lane)
             if cursor is None:
                 cursor = cursors[lane] = _Cursor(self)
-            if cursor.run != run:
+            if cursor.run != run or cursor.samples[place] is _END:
                 cursor.read(run)
+            # A sample that is fetched again is read again, as a transform or collate_fn may have modified it.
             samples.append(cursor.samples[place])
+            cursor.samples[place] = _END
         return samples
 
     @property

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 _OF_TORCH = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 _SAME_STREAM = (
-    "Each process has to read the whole stream, in the same order, since the engine takes a share of it. If the stream "
+    "Each process and worker has to read the whole stream, in the same order, and gets a share of it. If the stream "
     "is already split by rank, remove that: split_dataset_by_node, nodesplitter=wds.split_by_node, "
     "range(rank, n, world_size). If it is shuffled, fix the seed: .shuffle(1000, rng=random.Random(42)), or draw from "
     "the global functions of torch, numpy.random or random, which are seeded alike everywhere"
@@ -233,6 +233,23 @@ def compare_streams(batches: Iterator[Any], head: StreamHead, engine: IEngine, *
             "Ignore this if the content contains random noise. %s", key, _SAME_STREAM,
         )  # fmt: skip
     return chain(first, batches)
+
+
+def compare_workers(batches: Iterator[Any], head: StreamHead, *, key: str) -> Iterator[Any]:
+    """Yield `batches`; after the first one of each worker, warn if the workers of the only process read other samples.
+
+    Args:
+        head: has the fingerprints of the first samples that each worker has read.
+    """
+    from runnerkit.sampling.streams.heads import compare  # late, as few runs need it
+
+    yield from islice(batches, len(head.fingerprints))
+    if compare([head.fingerprints]) == "different":
+        logger.warning(
+            "loader %r: the first samples of its stream are not the same in every worker, so some are missed and others "
+            "repeated. Ignore this if they only contain random noise. %s", key, _SAME_STREAM,
+        )  # fmt: skip
+    yield from batches
 
 
 def check_order_is_used(loader: Any, engine: IEngine, *, key: str) -> None:

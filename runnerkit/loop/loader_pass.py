@@ -119,8 +119,11 @@ class Pass(ProcessState):
         runner.current_run.resume_point.restore_rng(runner)  # after iter(), which draws the workers' seed
         try:
             head = share_of(runner.loader).head
-            if runner.engine.num_processes > 1 and head is not None and key not in stage.compared_streams:
-                iterator = checks.compare_streams(iterator, head, runner.engine, key=key)
+            if head is not None and key not in stage.compared_streams:
+                if runner.engine.num_processes > 1:
+                    iterator = checks.compare_streams(iterator, head, runner.engine, key=key)
+                else:
+                    iterator = checks.compare_workers(iterator, head, key=key)
                 stage.compared_streams.add(key)
             length, accumulates = runner.loader_batch_len, self.gradient_step.accumulate
             is_doubtful = length is not None and runner.is_train_loader and not is_length_sure(runner.loader)

@@ -40,7 +40,7 @@ class LoaderShare(ABC):
         yields_its_length: whether its loader, if it is not a DataLoader, surely yields as many batches as its length.
         endless: whether a pass never ends, and all batches are full.
         continues: whether a pass continues from epoch to epoch.
-        head: fingerprints of a stream's first samples, if each of several processes reads the whole stream.
+        head: fingerprints of a stream's first samples, if each of several processes or workers reads the whole stream.
     """
 
     batch_size: int | None = None

@@ -1,5 +1,6 @@
 """A training without epoch_steps ends with its stream: all processes take a step if one of them has samples for it."""
 
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -140,6 +141,20 @@ def test_a_job_of_another_size_continues_with_the_batches_that_are_left(sizes, p
     share_of(loaders[0]).skip(position)
 
     assert [sorted(batch) for batch in batches_of(loaders[0])] == one[number + 1 :]
+
+
+def drawn(samples):
+    return random.random()
+
+
+def test_each_batch_draws_in_its_collate_fn():
+    """Also after its first lane has ended; a resumed run draws the same."""
+    own = [share(DataLoader(Numbers([2, 20, 17], (3, 1)), 3, num_workers=1, collate_fn=drawn)) for _ in range(2)]
+    whole = list(batches_of(own[0]))
+    share_of(own[1]).skip(share_of(own[0]).position_after(9))
+
+    assert len(set(whole)) == len(whole) == 20
+    assert list(batches_of(own[1])) == whole[9:]
 
 
 def test_whole_batches_are_taken_in_turns():

@@ -247,6 +247,44 @@ def test_a_shard_with_a_state_is_not_read_again(sizes, steps, batch_size):
         assert len(stream.opened) <= 2 * batch_size * steps + 4 * (7 + batch_size)
 
 
+class OfOneState(IterableDataset):
+    """A shard whose state is a dict that it modifies as it goes on."""
+
+    def __init__(self, numbers):
+        self.numbers, self.state = numbers, {"place": 0}
+
+    def __iter__(self):
+        while self.state["place"] < len(self.numbers):
+            self.state["place"] += 1
+            yield self.numbers[self.state["place"] - 1]
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+class WithOneStateEach(Numbers):
+    def shard(self, num_shards, index):
+        return OfOneState(_numbers_of(self.sizes, index))
+
+
+def test_a_shard_may_go_on_to_modify_its_state(monkeypatch):
+    """The place of its lane keeps the state as it was, also in a run that resumed twice."""
+    monkeypatch.setattr(lane_readers, "_SAMPLES_PER_STATE", 7)
+    whole = trained(shares(WithOneStateEach([60] * 4, (2, 2)), batch_size=4, steps=15), range(1, 5))
+    found, position = [], None
+    for epoch in range(1, 5):
+        loaders = shares(WithOneStateEach([60] * 4, (2, 2)), batch_size=4, steps=15)
+        if position is not None:
+            skip(loaders, position)
+        found += trained(loaders, [epoch])
+        position = saved(loaders)
+
+    assert found == whole
+
+
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_workers_that_have_read_ahead_lose_nothing(num_workers):
     """The position is that of the batches that were trained on, not of those that were prefetched."""

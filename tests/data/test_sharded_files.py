@@ -238,6 +238,33 @@ def test_a_transform_draws_the_same_for_any_job():
     assert len({each[1] for each in found[0]}) == 40
 
 
+def counters(path, start=0):
+    return ([0] for _ in range(start, 8))
+
+
+def counted_up(sample):
+    sample[0] += 1
+    random.random()
+    return sample
+
+
+def all_counted_up(samples):
+    return [counted_up(sample)[0] for sample in samples]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("options", [{"transform": counted_up}, {"collate_fn": all_counted_up}], ids=["transform", "collate_fn"])
+def test_samples_may_be_modified_in_place(options, num_workers):
+    """Even if they are fetched again, as the transform has drawn, or are in a block that the next epoch begins with."""
+    collate = options.get("collate_fn", lambda samples: [number for [number] in samples])
+    dataset = dl.ShardedFiles(["a", "b"], counters, sizes=[8, 8], shuffle=8, transform=options.get("transform"))
+    own = share(DataLoader(dataset, 4, num_workers=num_workers, collate_fn=collate, persistent_workers=num_workers > 0))
+
+    for epoch in (1, 2, 3, 4):
+        start_epoch(own, epoch)
+        assert flat(batches_of(own)) == [1] * 16
+
+
 def test_the_sizes_are_counted_or_asked_for():
     """All three ways give the same data set; a pattern names files."""
     files = Files([3, 5])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from itertools import count, islice
 from typing import Any, NamedTuple, Protocol
@@ -75,8 +76,9 @@ class LaneReaders:
             samples = self._drawn(lanes)
         if samples:
             stream = self.stream
-            # A number that no other batch of the epoch has.
-            first = self.lanes[lanes[0]].num_samples * stream.lanes * stream.turns + lanes[0]
+            # A number that no other batch of the epoch has, also after some lanes have ended.
+            num_samples = max(self.lanes[lane].num_samples for lane in lanes)
+            first = num_samples * stream.lanes * stream.turns + lanes[0]
             seed_collate(stream.collate_fn, seed=stream.seed, epoch=self.start.epoch, position=first)
         return samples, self._opened(lanes)
 
@@ -153,7 +155,9 @@ class _Lane:
             self._open_next(seeders)
             samples += self._read_samples(num_samples - len(samples), seeders)
         if self._seekable is not None and self.num_samples - self.first >= _SAMPLES_PER_STATE and not self.has_ended:
-            self.first, self.state, self.has_moved_on = self.num_samples, self._seekable.state_dict(), True
+            # A copy, as the shard may go on to modify what it returned or loaded.
+            state = copy.deepcopy(self._seekable.state_dict())
+            self.first, self.state, self.has_moved_on = self.num_samples, state, True
         return samples
 
     def _read_samples(self, num_samples: int, seeders: list[Callable[[int], object]]) -> list[Any]:
@@ -204,7 +208,7 @@ class _Lane:
         shard = self.stream.shards.open(index, epoch=epoch, seed=self.stream.seed)
         self._seekable = shard if can_seek(shard) else None
         if self.state is not None:
-            self._seekable.load_state_dict(self.state)
+            self._seekable.load_state_dict(copy.deepcopy(self.state))
         self._samples = iter(shard)
 
     def _check_not_empty(self) -> None:

@@ -79,7 +79,7 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
         # Generators that the stream draws from; torch's is exchanged in any case, which takes half as long as to look.
         self._drawn_from = {"torch"}
         self._inside: CPUState  # their states between its chunks
-        self.head = StreamHead(num_workers) if world_size > 1 else None
+        self.head = StreamHead(num_workers) if world_size * max(1, num_workers) > 1 else None
         self._sizes: dict[int, Sequence[int | None]] = {}  # of the last step, by its number
 
     def set_epoch(self, epoch: int) -> None:
