@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from runnerkit.checkpoints.folder import find_checkpoint
 from runnerkit.checkpoints.weights import load_weights
@@ -200,8 +200,8 @@ def as_frame(predictions: Iterator[Any], loader: Any, *, index: Any) -> pd.DataF
     check_index(index)
     if index is not None and _is_shuffled(loader):
         raise ValueError(
-            "predict_frame: the loader shuffles, so index= would label other rows: use shuffle=False, or return an "
-            "identifier of each sample from predict_batch"
+            "predict_frame: the loader shuffles, so index= would label other rows: use shuffle=False (of data with "
+            "lanes, lanes=(1, 1)), or return an identifier of each sample from predict_batch"
         )
     return prediction_frame(predictions, index=index)
 
@@ -233,8 +233,8 @@ def _warn_of_shuffling(loader: Any) -> None:
     """Warn that predictions will not be in the order of the data set."""
     if _is_shuffled(loader):
         logger.warning(
-            "loader %r shuffles: predictions come in its order, not in the data set's; use shuffle=False, or "
-            "return an identifier of each sample from predict_batch",
+            "loader %r shuffles: predictions come in its order, not in the data set's; use shuffle=False (of data "
+            "with lanes, lanes=(1, 1)), or return an identifier of each sample from predict_batch",
             PREDICT,
         )
 
@@ -243,7 +243,10 @@ def _is_shuffled(loader: Any) -> bool:
     sampler, _, inner = samplers_of(loader)
     random = RandomSampler | SubsetRandomSampler | WeightedRandomSampler
     shuffles = any(isinstance(each, random) or SamplerMembers(each).shuffle is True for each in (sampler, inner))
-    return shuffles or not DatasetMembers(LoaderMembers(loader).dataset).keeps_order
+    dataset = LoaderMembers(loader).dataset
+    lanes = DatasetMembers(dataset).lanes if isinstance(dataset, IterableDataset) else None
+    has_lanes = isinstance(lanes, tuple | list) and tuple(lanes) != (1, 1)
+    return shuffles or has_lanes or not DatasetMembers(dataset).keeps_order
 
 
 def _num_samples(share: LoaderShare, number: int) -> int | None:

@@ -73,13 +73,18 @@ class LoaderPlace:
             The number of batches skipped.
         Raises:
             TypeError: the loader does not have a position.
-            ValueError: some processes have fewer batches left than others.
+            ValueError: some processes have fewer batches left than others, or `epoch_steps` is missing now.
         """
         share = share_of(runner.loader)
         if not share.has_position:
             raise TypeError(
                 f"the run was interrupted within loader {runner.loader_key!r}, which does not have a position now: "
                 "resume from a checkpoint of an epoch's end, or pass a DataLoader"
+            )
+        if isinstance(self.position, dict) and "pass" in self.position and not share.continues:
+            raise ValueError(
+                f"loader {runner.loader_key!r}: the run was interrupted in an epoch with epoch_steps and cannot resume "
+                "within it without: pass epoch_steps, or resume from an epoch's end"
             )
         share.skip(self.position)
         if runner.is_train_loader:

@@ -1,6 +1,7 @@
 """Streams with shards have lanes by default: the job reads each sample once, and (1, 1) keeps the stream's order."""
 
 import logging
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -144,6 +145,21 @@ def test_predictions_keep_the_order_of_the_stream(engine):
 
     assert torch.cat(list(found)).tolist() == list(range(sum(SIZES)))
     assert flat(evaluated(Plain(), 1, key="predict")) == list(range(sum(SIZES)))
+
+
+@pytest.mark.parametrize(("lanes", "is_kept"), [((2, 2), False), ((1, 1), True)])
+def test_predictions_of_lanes_are_not_taken_for_the_order_of_the_stream(caplog, lanes, is_kept):
+    """A warning says so, and an index, which would label other samples, is refused."""
+    stream = Tensors()
+    stream.lanes = lanes
+    runner, loader = Echo(model=nn.Linear(1, 1)), DataLoader(stream, 8)
+
+    found = torch.cat(list(runner.predict_loader(loader=loader, cpu=True))).tolist()
+
+    assert (found == sorted(found)) == is_kept and len(found) == sum(SIZES)
+    assert ("shuffles: predictions come in its order" in caplog.text) != is_kept
+    with nullcontext() if is_kept else pytest.raises(ValueError, match=r"shuffles.* lanes=\(1, 1\)"):
+        assert list(runner.predict_frame(loader=loader, index=range(sum(SIZES)), cpu=True).index) == sorted(found)
 
 
 @pytest.mark.parametrize(("first", "second"), [(3, 1), (6, 3), (6, 2)])

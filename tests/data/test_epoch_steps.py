@@ -185,6 +185,16 @@ def test_a_run_without_epoch_steps_cannot_resume_with_them(folder, tmp_path):
         train(folder, tmp_path / "log", "map-style", resume="auto")
 
 
+@pytest.mark.parametrize("source", ["map-style", "endless", "shards"])
+def test_a_run_with_epoch_steps_cannot_resume_without_them(folder, tmp_path, source):
+    """Its position within an epoch means something else."""
+    with pytest.raises(KeyboardInterrupt):
+        train(folder, tmp_path / "log", source, callbacks=[Interrupt(3)])
+
+    with pytest.raises(ValueError, match="'train': .* epoch with epoch_steps and cannot resume within it without"):
+        train(folder, tmp_path / "log", source, resume="auto", epoch_steps=None)
+
+
 def test_a_stream_with_other_lanes_is_named(folder, tmp_path):
     """Their places would be mixed up."""
     with pytest.raises(KeyboardInterrupt):
