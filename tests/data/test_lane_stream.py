@@ -285,6 +285,19 @@ def test_a_shard_may_go_on_to_modify_its_state(monkeypatch):
     assert found == whole
 
 
+class Once(Numbers):
+    """Shards that are empty when they are read again, as those of a filter that draws may be."""
+
+    def shard(self, num_shards, index):
+        return [] if index in self.opened else super().shard(num_shards, index)
+
+
+def test_a_lane_that_has_no_samples_any_more_is_named():
+    """It would be read for ever."""
+    with pytest.raises(ValueError, match="'train': the 2 shards of lane 0 of 2 are empty"):
+        trained(shares(Once([4] * 4, (2, 1)), batch_size=4, steps=9), [1])
+
+
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_workers_that_have_read_ahead_lose_nothing(num_workers):
     """The position is that of the batches that were trained on, not of those that were prefetched."""

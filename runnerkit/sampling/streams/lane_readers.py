@@ -140,6 +140,7 @@ class _Lane:
         self._shards = stream.shards_of_lane(lane, epoch=epoch, lap=self.lap)
         self._samples: Iterator[Any] | None = None
         self._seekable: Any = None  # the open shard, if it can seek
+        self._lap_first = 0  # samples before this pass over its shards, if it began here
 
     @property
     def place(self) -> LanePlace:
@@ -192,7 +193,7 @@ class _Lane:
             self.number += 1
         elif self.stream.endless:
             self._check_not_empty()
-            self.lap, self.number = self.lap + 1, 0
+            self.lap, self.number, self._lap_first = self.lap + 1, 0, self.num_samples
             self._shards = self.stream.shards_of_lane(self.lane, epoch=self.epoch, lap=self.lap)
         else:
             self.has_ended = True
@@ -212,7 +213,7 @@ class _Lane:
         self._samples = iter(shard)
 
     def _check_not_empty(self) -> None:
-        if self.num_samples == 0:
+        if self.num_samples == self._lap_first:  # it would be read for ever, with the same draws
             raise ValueError(
                 f"loader {self.stream.key!r}: the {len(self._shards)} shards of lane {self.lane} of "
                 f"{self.stream.lanes * self.stream.turns} are empty; set dataset.lanes to fewer lanes"
