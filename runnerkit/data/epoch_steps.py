@@ -32,7 +32,7 @@ class EpochStepsLoaderWrapper(LoaderWrapper):
         loader: any loader; wrap it last, outside of other wrappers.
         epoch_steps: batches per process in an epoch.
         restart: start each epoch at the beginning, in the order of that epoch, instead of continuing; it ends with the
-            data, if these are shorter.
+            data, if these are shorter. Lanes of a stream of shards that end start again.
 
     >>> loader = EpochStepsLoaderWrapper("abcde", epoch_steps=3)
     >>> [list(loader) for epoch in (1, 2, 3)]

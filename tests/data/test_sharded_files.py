@@ -253,7 +253,9 @@ def all_counted_up(samples):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("options", [{"transform": counted_up}, {"collate_fn": all_counted_up}], ids=["transform", "collate_fn"])
+@pytest.mark.parametrize(
+    "options", [{"transform": counted_up}, {"collate_fn": all_counted_up}], ids=["transform", "collate_fn"]
+)
 def test_samples_may_be_modified_in_place(options, num_workers):
     """Even if they are fetched again, as the transform has drawn, or are in a block that the next epoch begins with."""
     collate = options.get("collate_fn", lambda samples: [number for [number] in samples])
@@ -263,6 +265,20 @@ def test_samples_may_be_modified_in_place(options, num_workers):
     for epoch in (1, 2, 3, 4):
         start_epoch(own, epoch)
         assert flat(batches_of(own)) == [1] * 16
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 4, "collate_fn": list}, {"batch_size": None}])
+def test_a_batch_that_is_repeated_without_weight_may_have_been_modified(options):
+    """The process without a sample in the last step takes part with its last batch as it was."""
+    dataset = dl.ShardedFiles([0, 1], lambda path: [[0] for _ in range(9)], sizes=[9, 8], lanes=(2, 1))
+    [_, second] = shares(DataLoader(dataset, **options), 2)
+    found = []
+    for batch in batches_of(second):
+        found.append(str(batch))
+        batch[0] = "modified"
+
+    assert len(found) == (3 if options["batch_size"] else 9)
+    assert len(set(found)) == 1
 
 
 def test_the_sizes_are_counted_or_asked_for():

@@ -8,6 +8,7 @@ worker w of a DataLoader makes batches w, w + num_workers, and so on.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -175,7 +176,7 @@ class LaneBatchSampler(ShardedBatchSampler):
         return sizes is not None and sizes[self.rank] == 0
 
     def unpacked(self, batches: Iterator[Any]) -> Iterator[Any]:
-        return _repeat_last(batches) if self.repeats_last() else batches
+        return _repeat_last(batches, len(self)) if self.repeats_last() else batches
 
     def _share_of(self, positions: range) -> range:
         if len(positions) < self.stride and self.repeats_last():
@@ -222,7 +223,7 @@ class LaneBatches(ShardedBatches):
         return self.training and num_left > self.world_size and 0 < num_left % self.world_size <= self.rank
 
     def unpacked(self, batches: Iterator[Any]) -> Iterator[Any]:
-        return _repeat_last(batches) if self.repeats_last() else batches
+        return _repeat_last(batches, len(self)) if self.repeats_last() else batches
 
     def _own(self, num_batches: int) -> list[int]:
         numbers = super()._own(num_batches)
@@ -236,11 +237,13 @@ class LaneBatches(ShardedBatches):
         return order
 
 
-def _repeat_last(batches: Iterator[Any]) -> Iterator[Any]:
-    batch = None
-    for batch in batches:
+def _repeat_last(batches: Iterator[Any], length: int) -> Iterator[Any]:
+    batch = kept = None
+    for number, batch in enumerate(batches, start=2):
+        if number == length:
+            kept = copy.deepcopy(batch)  # `handle_batch` may modify it
         yield batch
-    yield batch
+    yield batch if kept is None else kept
 
 
 def _num_readers(num_parts: int, num_takers: int) -> int:
