@@ -246,8 +246,8 @@ def compare_workers(batches: Iterator[Any], head: StreamHead, *, key: str) -> It
     yield from islice(batches, len(head.fingerprints))
     if compare([head.fingerprints]) == "different":
         logger.warning(
-            "loader %r: the first samples of its stream are not the same in every worker, so some are missed and others "
-            "repeated. Ignore this if they only contain random noise. %s", key, _SAME_STREAM,
+            "loader %r: the first samples of its stream are not the same in every worker, so some are missed and "
+            "others repeated. Ignore this if they only contain random noise. %s", key, _SAME_STREAM,
         )  # fmt: skip
     yield from batches
 

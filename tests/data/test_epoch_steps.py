@@ -191,7 +191,7 @@ def test_a_run_with_epoch_steps_cannot_resume_without_them(folder, tmp_path, sou
     with pytest.raises(KeyboardInterrupt):
         train(folder, tmp_path / "log", source, callbacks=[Interrupt(3)])
 
-    with pytest.raises(ValueError, match="'train': .* epoch with epoch_steps and cannot resume within it without"):
+    with pytest.raises(ValueError, match=r"'train': .* epoch with epoch_steps and cannot resume within it without"):
         train(folder, tmp_path / "log", source, resume="auto", epoch_steps=None)
 
 

@@ -248,7 +248,7 @@ def test_a_shard_with_a_state_is_not_read_again(sizes, steps, batch_size):
 
 
 class OfOneState(IterableDataset):
-    """A shard whose state is a dict that it modifies as it goes on."""
+    """A shard whose state is a dict that it modifies with each sample."""
 
     def __init__(self, numbers):
         self.numbers, self.state = numbers, {"place": 0}
@@ -270,7 +270,7 @@ class WithOneStateEach(Numbers):
         return OfOneState(_numbers_of(self.sizes, index))
 
 
-def test_a_shard_may_go_on_to_modify_its_state(monkeypatch):
+def test_a_shard_may_modify_its_state(monkeypatch):
     """The place of its lane keeps the state as it was, also in a run that resumed twice."""
     monkeypatch.setattr(lane_readers, "_SAMPLES_PER_STATE", 7)
     whole = trained(shares(WithOneStateEach([60] * 4, (2, 2)), batch_size=4, steps=15), range(1, 5))

@@ -156,7 +156,7 @@ class _Lane:
             self._open_next(seeders)
             samples += self._read_samples(num_samples - len(samples), seeders)
         if self._seekable is not None and self.num_samples - self.first >= _SAMPLES_PER_STATE and not self.has_ended:
-            # A copy, as the shard may go on to modify what it returned or loaded.
+            # A copy, as the shard may modify what it returned or loaded.
             state = copy.deepcopy(self._seekable.state_dict())
             self.first, self.state, self.has_moved_on = self.num_samples, state, True
         return samples
