@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -74,7 +73,7 @@ class ShardedFiles(Dataset[Any]):
         self.files: list[Any] = _matching(os.fspath(files)) if isinstance(files, str | os.PathLike) else list(files)
         if not self.files:
             raise ValueError(f"ShardedFiles needs files, got {files!r}, which names none")
-        if isinstance(shuffle, bool) or not isinstance(shuffle, Integral) or shuffle < 0:
+        if isinstance(shuffle, bool) or shuffle < 0:
             raise ValueError(
                 f"shuffle must be an integer >= 0 (the number of samples that are shuffled together), got {shuffle}"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from runnerkit.sampling.loader_members import LoaderMembers, SamplerMembers
 from runnerkit.sampling.loader_worker import WorkerStart
 from runnerkit.sampling.share import LoaderShare
 from runnerkit.support.torch_internals import forget_length
+
+logger = logging.getLogger(__name__)
 
 
 class OuterLoader:
@@ -33,6 +36,11 @@ def with_feed(own: DataLoader[Any], share: LoaderShare, **replaced: Any) -> Data
     feed._iterator = own._iterator = None  # persistent workers belong to one loader
     forget_length(feed)
     feed.worker_init_fn = WorkerStart(own.worker_init_fn)
+    # Batches are counted, for the position and for the weight of short ones.
+    if own.num_workers > 1 and not LoaderMembers(own).in_order:
+        feed.in_order = True
+        if getattr(share, "rank", 0) == 0:
+            logger.warning("a loader's in_order=False is ignored: its batches come in order, so that a run can resume")
     vars(own).update(_feed=feed, _share=share)
     return own
 

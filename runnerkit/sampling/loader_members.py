@@ -21,6 +21,7 @@ class LoaderMembers(Members):
     num_workers = Member(0)
     prefetch_factor = Member[int | None](None)
     drop_last = Member[bool | None](None)
+    in_order = Member(True)
     dataset = Member[Any](None)
     sampler = Member[Any](None)
     batch_sampler = Member[Any](None)

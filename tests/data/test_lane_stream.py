@@ -2,13 +2,15 @@
 
 import logging
 import random
+import time
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from runnerkit import dl
 from runnerkit.sampling.sharding import batches_of, share_of, start_epoch
 from runnerkit.sampling.streams import lane_readers
 from tests.data import places
@@ -283,6 +285,33 @@ def test_a_shard_may_modify_its_state(monkeypatch):
         position = saved(loaders)
 
     assert found == whole
+
+
+def late_of_first_worker(samples):
+    info = get_worker_info()
+    if info is not None and info.id == 0:
+        time.sleep(0.2)
+    return list(samples)
+
+
+UNORDERED = {
+    "map-style": lambda: list(range(30)),
+    "files": lambda: dl.ShardedFiles([0, 1], lambda path: range(15), sizes=[15, 15], lanes=(1, 2)),
+    "lanes": lambda: Numbers([8] * 4, (2, 2)),
+    "whole stream": lambda: Numbers([8] * 4, (1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", UNORDERED)
+def test_batches_come_in_order_even_if_the_loader_lets_fast_workers_overtake(caplog, name):
+    """A position counts batches, and so do the weights of short ones."""
+    options = {"collate_fn": late_of_first_worker}
+    expected = list(batches_of(share(DataLoader(UNORDERED[name](), 4, **options))))
+
+    found = list(batches_of(share(DataLoader(UNORDERED[name](), 4, num_workers=2, in_order=False, **options))))
+
+    assert found == expected
+    assert caplog.text.count("in_order=False is ignored") == 1
 
 
 class Once(Numbers):
