@@ -13,7 +13,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import BatchSampler, Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, Dataset, Sampler, SequentialSampler
 
 from runnerkit.sampling.loader_members import SamplerMembers
 from runnerkit.sampling.orders import Order
@@ -118,16 +118,18 @@ class ShardedBatchSampler(IndexedShare):
         self.drop_last = drop_last
 
     def position_after(self, num_batches: int) -> PassPosition:
-        starts, stop = self._global_batches(len(self.sampler))
+        starts, stop = self._global_batches(self._length)
         if not 0 < num_batches <= len(starts):
             return self.num_consumed
         return starts[num_batches] if num_batches < len(starts) else stop  # the last batch may be shorter
 
     def sizes_of(self, number: int) -> Sequence[int | None] | None:
-        size = min(len(self.sampler), self._stop) - self.num_consumed - number * self.stride
+        size = min(self._length, self._stop) - self.num_consumed - number * self.stride
         return None if size >= self.stride else self.sizes_on_ranks(size)
 
     def first_uneven(self) -> int:
+        if not tells_its_length(self.sampler):
+            return 0  # known once the order is listed
         return max(0, min(len(self.sampler), self._stop) - self.num_consumed) // self.stride
 
     def end_after(self, num_samples: int) -> None:
@@ -139,6 +141,12 @@ class ShardedBatchSampler(IndexedShare):
         if self.needs_whole_steps and num_samples % self.stride:
             raise ValueError(f"num_samples must be a multiple of the {self.stride} samples of a step for this data set")
         self._stop = self.num_consumed + num_samples
+
+    @property
+    def _length(self) -> int:
+        """The number of samples that the sampler has yielded, or will yield if its ``__len__`` is right."""
+        is_whole = 0 < len(self.order) < min(self._stop, self._num_needed)
+        return len(self.order) if is_whole else max(len(self.order), len(self.sampler))
 
     @property
     def num_samples(self) -> int:
@@ -251,6 +259,11 @@ class Places(Sampler[Any]):
 
     def __len__(self) -> int:
         return len(self.share)
+
+
+def tells_its_length(sampler: Any) -> bool:
+    """Return whether a sampler, or a data set with its own order, surely yields as many items as its length says."""
+    return isinstance(sampler, Dataset) or type(sampler).__module__.partition(".")[0] in ("torch", "runnerkit")
 
 
 def _length(batch: Any) -> int | None:
