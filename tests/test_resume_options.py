@@ -200,7 +200,18 @@ def renamed(params, lr):
     return Renamed(params, lr)
 
 
-@pytest.mark.parametrize("kind", [ahead, renamed])
+class Derived(torch.optim.SGD):
+    """An optimizer that adds an argument to those of another one, as Horovod's are made."""
+
+    def __init__(self, params, named=None):
+        super().__init__(params)
+
+
+def derived(params, lr):
+    return Derived([{"params": list(params), "lr": lr, "momentum": 0.9}])
+
+
+@pytest.mark.parametrize("kind", [ahead, renamed, derived])
 def test_the_rate_of_any_optimizer_is_the_passed_one_and_its_counters_are_the_checkpoints(tmp_path, kind):
     """Of a wrapper, and of a constructor with other words for its options."""
 

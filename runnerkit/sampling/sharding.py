@@ -250,7 +250,7 @@ def gives_new_batches(loader: Any) -> bool:
 
 
 def is_length_sure(loader: Any) -> bool:
-    """Return whether a loader with a length yields exactly that many batches; a stream, a custom loader or sampler may not."""
+    """Return whether a loader with a length yields exactly that many: a stream or the user's sampler may not."""
     while isinstance(loader, OuterLoader):
         if share_of(loader).continues:
             return True  # with epoch_steps

@@ -7,10 +7,13 @@ processes together see, batch by batch, what one process with an N times larger 
 
 from __future__ import annotations
 
+import json
+import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import chain, islice
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import torch
 from torch.utils.data import BatchSampler, Dataset, Sampler, SequentialSampler
@@ -19,6 +22,8 @@ from runnerkit.sampling.loader_members import SamplerMembers
 from runnerkit.sampling.orders import Order
 from runnerkit.sampling.share import DividedShare, PassPosition
 from runnerkit.seeding.generators import derive_seed, keep_rng, seed_generators
+
+logger = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
@@ -54,6 +59,7 @@ class IndexedShare(DividedShare, Sampler[Any]):
     """
 
     epoch = 0
+    _expected: int | None = None  # the fingerprint of the order before the interruption
     _num_needed = sys.maxsize  # of the order
     _stop = sys.maxsize  # of the pass, in samples
     order: Any
@@ -64,7 +70,7 @@ class IndexedShare(DividedShare, Sampler[Any]):
         self.order = []
 
     def set_epoch(self, epoch: int) -> None:
-        self.epoch, self.num_consumed, self.order = epoch, 0, []
+        self.epoch, self.num_consumed, self.order, self._expected = epoch, 0, [], None
         self._stop = self._num_needed = sys.maxsize
 
     def need(self, num_batches: int) -> None:
@@ -73,6 +79,19 @@ class IndexedShare(DividedShare, Sampler[Any]):
 
     def skip(self, position: PassPosition) -> None:
         self.num_consumed = position
+
+    def fingerprint(self, position: PassPosition) -> int | None:
+        if not isinstance(self.order, list) or not isinstance(position, int):
+            return None  # files in lanes, whose order follows from the seed
+        if len(self.order) < position:
+            return self._expected  # not listed since the pass was resumed
+        try:
+            return crc32(json.dumps(self.order[max(0, position - 1000) : position], default=int).encode())
+        except (TypeError, ValueError):  # indices of another kind
+            return None
+
+    def expect(self, fingerprint: int | None) -> None:
+        self._expected = fingerprint
 
     def described(self) -> Order:
         inner = self.sampler.sampler if isinstance(self.sampler, BatchSampler) else self.sampler
@@ -88,7 +107,15 @@ class IndexedShare(DividedShare, Sampler[Any]):
 
     def _order_of_epoch(self) -> Any:
         seed = derive_seed(self.seed, "order", self.epoch)
-        return seeded_order(self.sampler, seed, at_most=min(self._num_needed, self._stop))
+        self.order = seeded_order(self.sampler, seed, at_most=min(self._num_needed, self._stop))
+        found = None if self._expected is None else self.fingerprint(self.num_consumed)
+        if found not in (None, self._expected) and self.rank == 0:
+            logger.warning(
+                "the pass continues in another order than before the interruption, so some samples are repeated and "
+                "others missed: %s keeps a state of its own; give it a method set_epoch(epoch) that determines its order, "
+                "or resume from a checkpoint of an epoch's end", type(self.sampler).__name__,
+            )  # fmt: skip
+        return self.order
 
 
 class ShardedBatchSampler(IndexedShare):
