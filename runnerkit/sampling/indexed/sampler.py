@@ -112,7 +112,7 @@ class IndexedShare(DividedShare, Sampler[Any]):
         if found not in (None, self._expected) and self.rank == 0:
             logger.warning(
                 "the pass continues in another order than before the interruption, so some samples are repeated and "
-                "others missed: %s keeps a state of its own; give it a method set_epoch(epoch) that determines its order, "
+                "others missed: %s keeps a state of its own; give it a set_epoch(epoch) that determines its order, "
                 "or resume from a checkpoint of an epoch's end", type(self.sampler).__name__,
             )  # fmt: skip
         return self.order
