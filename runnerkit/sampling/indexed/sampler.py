@@ -289,8 +289,12 @@ class Places(Sampler[Any]):
 
 
 def tells_its_length(sampler: Any) -> bool:
-    """Return whether a sampler, or a data set with its own order, surely yields as many items as its length says."""
-    return isinstance(sampler, Dataset) or type(sampler).__module__.partition(".")[0] in ("torch", "runnerkit")
+    """Return whether a sampler, or a data set with its own order, surely yields as many items as its length says.
+
+    Of a long order only a part is listed, whose end is not that of the pass.
+    """
+    is_ours = isinstance(sampler, Dataset) or type(sampler).__module__.partition(".")[0] in ("torch", "runnerkit")
+    return is_ours or (isinstance(sampler, Sized) and len(sampler) > _LONG)
 
 
 def _length(batch: Any) -> int | None:
