@@ -136,6 +136,24 @@ def test_without_a_batch_size_the_parts_of_a_batch_tell(caplog, batch, is_doubtf
     assert ("its parts have the lengths" in caplog.text) is is_doubtful
 
 
+WIDTHS = [torch.zeros(3, 8, 8 + width) for width in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [([[0, 1, 2, 3], [4, 5, 6, 7]], 4), ([[0, 1, 2], [3, 4, 5], [6, 7]], None), ([[0, 1], [2, 3, 4], [5, 6, 7]], 2)],
+    ids=str,
+)
+def test_a_batch_sampler_tells_how_many_samples_it_gave(caplog, batches, expected):
+    """A list of images counts as its channels, which nothing else in the batch contradicts."""
+    loader = DataLoader(WIDTHS, batch_sampler=batches, collate_fn=list)
+
+    Brightness(lambda batch: [torch.ones(1)]).evaluate_loader(loader)
+
+    assert ("counts as 3 samples" in caplog.text) is (expected is not None)
+    assert f"its batch sampler gave {expected}" in caplog.text or expected is None
+
+
 GRAPHS = [torch.full((num_nodes, NUM_FEATURES), float(value)) for num_nodes, value in ((9, 1), (1, 0), (1, 0), (1, 0))]
 
 

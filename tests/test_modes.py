@@ -124,6 +124,40 @@ def test_a_frozen_teacher_stays_in_evaluation_mode(options):
     assert models["student"].encoder[1].num_batches_tracked.item() == 12
 
 
+@pytest.mark.parametrize("event", ["on_stage_start", "on_epoch_start", "on_loader_start", "on_batch_start"])
+@pytest.mark.parametrize("options", [{}, {"valid_every_steps": 2}], ids=str)
+def test_a_frozen_model_of_a_dict_stays_in_the_mode_that_a_callback_gave_it_once(event, options):
+    """It cannot be meant to train."""
+    teacher, done, modes = net().requires_grad_(False), [], []
+
+    class Distils(dl.SupervisedRunner):
+        def handle_batch(self, batch):
+            if self.is_train_loader:
+                modes.append(self.model["teacher"].training)
+            self.batch = {"logits": self.model["student"](batch["features"]), "targets": batch["targets"]}
+
+    def evaluate(runner):
+        if not done:
+            done.append(runner.model["teacher"].eval())
+
+    models = {"student": net(), "teacher": teacher}
+    fit(models, at(event, evaluate), runner=Distils(), optimizer=rates(models["student"]), **options)
+    assert modes == [False] * 12
+
+
+@pytest.mark.parametrize("options", [{}, {"valid_every_steps": 2}], ids=str)
+def test_an_evaluation_within_a_training_loader_leaves_a_whole_model_in_its_mode(options):
+    """A model that trains without dropout and with fixed statistics, from the start of each loader."""
+    model = net()
+
+    def evaluate(runner):
+        if runner.is_train_loader:
+            runner.model.eval()
+
+    fit(model, at("on_loader_start", evaluate), **options)
+    assert model.encoder[1].num_batches_tracked.item() == 0
+
+
 def test_a_model_that_comes_in_evaluation_mode_is_trained():
     """Pretrained models come in evaluation mode, and some of their parts are frozen: all of it trains."""
     model, seen = net().eval(), []

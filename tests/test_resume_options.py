@@ -7,6 +7,8 @@ import torch
 from torch.optim import lr_scheduler
 
 from runnerkit import dl, read_metrics
+from runnerkit.contrib import Lookahead
+from tests.interrupt import at
 from tests.tiny import loader, mlp, sgd, train, train_by_hand, weights
 
 NUM_STEPS = 4  # per epoch
@@ -177,3 +179,66 @@ def test_counters_in_the_groups_are_the_checkpoints(tmp_path):
     assert group["k"] == 3 * NUM_STEPS
     run(1, "other")
     assert run(2, "other", 0.05)[1]["lr"] == 0.05
+
+
+class Renamed(torch.optim.Optimizer):
+    """An optimizer whose constructor has another word for the learning rate."""
+
+    def __init__(self, params, learning_rate=0.1):
+        super().__init__(params, {"lr": learning_rate})
+
+    def step(self, closure=None):
+        for each in self.param_groups[0]["params"]:
+            each.data.add_(each.grad, alpha=-self.param_groups[0]["lr"])
+
+
+def ahead(params, lr):
+    return Lookahead(torch.optim.SGD(params, lr=lr, momentum=0.9), k=3)
+
+
+def renamed(params, lr):
+    return Renamed(params, lr)
+
+
+class Derived(torch.optim.SGD):
+    """An optimizer that adds an argument to those of another one, as Horovod's are made."""
+
+    def __init__(self, params, named=None):
+        super().__init__(params)
+
+
+def derived(params, lr):
+    return Derived([{"params": list(params), "lr": lr, "momentum": 0.9}])
+
+
+@pytest.mark.parametrize("kind", [ahead, renamed, derived])
+def test_the_rate_of_any_optimizer_is_the_passed_one_and_its_counters_are_the_checkpoints(tmp_path, kind):
+    """Of a wrapper, and of a constructor with other words for its options."""
+
+    def run(num_epochs, name, lr=0.1):
+        runner = fit(tmp_path / name, num_epochs=num_epochs, lr=lr, kind=kind, resume_options="arguments")
+        return weights(runner.model), runner.optimizer.param_groups[0]["lr"]
+
+    whole, _ = run(2, "whole")
+    run(1, "parts")
+    assert torch.equal(run(2, "parts")[0], whole)
+    run(1, "other")
+    assert run(2, "other", 0.05)[1] == 0.05
+
+
+@pytest.mark.parametrize("kind", [ahead, renamed])
+def test_a_schedule_that_is_made_again_starts_from_the_passed_rate(kind):
+    """It is made for the steps that an OptimizerCallback of the run accumulates."""
+
+    class Own(dl.SupervisedRunner):
+        def get_scheduler(self, stage, optimizer):
+            return lr_scheduler.LinearLR(optimizer, 0.5, total_iters=100 * self.num_steps)
+
+        def get_callbacks(self, stage):
+            step = dl.OptimizerCallback("loss", accumulation_steps=2)
+            return {**super().get_callbacks(stage), "_optimizer": step, "_": dl.SchedulerCallback(interval="epoch")}
+
+    model, rates = mlp(), []
+    note = at("on_epoch_start", lambda runner: rates.append(runner.optimizer.param_groups[0]["lr"]))
+    train(model, runner=Own(), optimizer=kind(model.parameters(), lr=0.1), callbacks=[note])
+    assert rates == [0.05]

@@ -1,7 +1,8 @@
 """A run that was interrupted within an epoch resumes in the order in which it began, or not at all."""
 
+import numpy as np
 import pytest
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
 
 from runnerkit import dl
 from tests.interrupt import Interrupt
@@ -117,3 +118,48 @@ def test_an_epoch_of_pieces_is_not_resumed_with_grown_data(tmp_path):
 
     with pytest.raises(ValueError, match=r"16 samples.*24 samples"):
         fit(tmp_path, plain(24), epoch_steps=3)
+
+
+class Remembers(Sampler):
+    """A sampler whose order depends on how often it was iterated over; `is_told` sets that at the start of an epoch."""
+
+    def __init__(self, length, *, is_told):
+        self.length, self.epoch = length, 0
+        if is_told:
+            self.set_epoch = lambda epoch: setattr(self, "epoch", epoch)
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter(np.random.RandomState(self.epoch).permutation(self.length))
+
+
+@pytest.mark.parametrize("epoch_steps", [None, 3])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_sampler_with_a_state_of_its_own_is_named(tmp_path, is_told, epoch_steps, caplog):
+    """The rest of the second epoch is in the order of the first one, unless the sampler has a `set_epoch`."""
+
+    def batches():
+        return plain(16, sampler=Remembers(16, is_told=is_told))
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, batches(), stop_at=7, num_epochs=3, epoch_steps=epoch_steps)
+    loader = batches()
+    fit(tmp_path, loader, num_epochs=3, epoch_steps=epoch_steps)
+
+    assert caplog.text.count("in another order than before the interruption") == (not is_told)
+    whole = batches()
+    fit(tmp_path / "whole", whole, num_epochs=3, epoch_steps=epoch_steps)
+    read = loader.dataset.read
+    assert (read == whole.dataset.read[-len(read) :]) is is_told
+
+
+@pytest.mark.parametrize("make", [plain, in_batches])
+def test_a_resumed_order_is_not_doubted(tmp_path, make, caplog):
+    """Within an epoch that is shuffled, by samples or by whole batches."""
+    shuffles = {"shuffle": True} if make is plain else {}
+    interrupt(tmp_path, make(16, **shuffles))
+    fit(tmp_path, make(16, **shuffles))
+    assert "in another order" not in caplog.text

@@ -12,7 +12,7 @@ from runnerkit import dl
 from tests.engines.together import together
 from tests.interrupt import at
 from tests.test_weights import EXACT, Stream, data, fit, steps
-from tests.tiny import mlp, sgd, train, weights
+from tests.tiny import classification, mlp, sgd, train, weights
 
 MAX_NORM = 0.05
 
@@ -361,6 +361,32 @@ def test_a_callback_that_does_not_act_divides_no_gradient(number):
 
     for found in train_own_first(1) if number == 1 else together(partial(train_own_first, number)):
         torch.testing.assert_close(found, weights(model), **EXACT)
+
+
+class LateSize(dl.Runner):
+    def handle_batch(self, batch):
+        features, targets = batch["features"].T, batch["targets"]  # features come first along the other dimension
+        if self.is_early:
+            self.batch_size = len(targets)
+        loss = nn.functional.cross_entropy(self.model(features), targets)
+        self.engine.backward(loss)
+        self.batch_metrics["loss"], self.batch_size = loss.detach(), len(targets)
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_a_batch_size_that_is_set_after_the_backward_pass_is_named(is_early, accumulation_steps, caplog):
+    """It weights the logged mean only, and matters if batches are accumulated."""
+    samples = classification(10)
+    batches = [samples[:3], samples[3:8], samples[8:10]]
+    batches = [{"features": features.T, "targets": targets} for features, targets in batches]
+    runner = LateSize()
+    runner.is_early = is_early
+    step = dl.OptimizerCallback("loss", accumulation_steps=accumulation_steps)
+    train(runner=runner, criterion=None, loaders={"train": batches}, callbacks=[step], num_epochs=2)
+
+    warned = caplog.text.count("batch_size was set to 3 after the backward pass")
+    assert warned == (not is_early and accumulation_steps > 1)
 
 
 class Late(LeftBySamples):

@@ -40,6 +40,8 @@ class Lookahead(Optimizer):
     0.5
     """
 
+    counters = ("lookahead_step",)  # in the groups, beside options
+
     def __init__(self, optimizer: Optimizer, k: int = 5, alpha: float = 0.5) -> None:
         if not isinstance(optimizer, Optimizer) or isinstance(optimizer, Lookahead):
             raise TypeError(f"Lookahead must wrap a torch optimizer other than Lookahead, got a {type(optimizer)}")

@@ -127,10 +127,11 @@ class _Continued(LoaderShare):
 
     def position_after(self, num_batches: int) -> PassPosition:
         """Return the position in the pass; `num_batches` must be those that were yielded in this epoch."""
-        num_in_pass = self._num_in_pass + num_batches
+        within = self.share.position_after(self._num_in_pass + num_batches)
         return {
             "pass": self._pass,
-            "within": self.share.position_after(num_in_pass),
+            "within": within,
+            "fingerprint": self.share.fingerprint(within),
             "num_done": self.num_before + num_batches,
         }
 
@@ -181,6 +182,7 @@ class _Continued(LoaderShare):
         if self._pass > 0:
             start_epoch(self.loader, self._pass)
             self.share.skip(position["within"])
+            self.share.expect(position.get("fingerprint"))  # absent before 0.2
         self.num_before = min(position["num_done"], self.epoch_steps)
         self.num_consumed = self.num_before * self.stride
         self._num_in_pass = self._num_yielded = 0

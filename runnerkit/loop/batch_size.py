@@ -44,13 +44,16 @@ def _parts(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def doubt_of(batch: Batch, size: int, *, expected: Any, is_only: bool) -> tuple[str, bool]:
+def doubt_of(
+    batch: Batch, size: int, *, expected: Any, is_only: bool, given_by: str = "the loader's batch_size is"
+) -> tuple[str, bool]:
     """Return why the number of samples counted in a first batch looks wrong, or "", and whether it surely is.
 
     Args:
         size: the number counted.
-        expected: the loader's `batch_size`; anything but an int if it has none.
+        expected: the number that the loader gave; anything but an int if it does not tell.
         is_only: whether the loader has, or may have, no other batch: one batch may be short.
+        given_by: the words before `expected` in the reason.
 
     >>> import torch
     >>> doubt_of([torch.zeros(5), torch.zeros(4)], 5, expected=4, is_only=False)
@@ -60,7 +63,7 @@ def doubt_of(batch: Batch, size: int, *, expected: Any, is_only: bool) -> tuple[
     if isinstance(expected, int) and (size > expected or not is_only):
         # With fewer, collate_fn may have dropped samples.
         is_wrong = size > expected or (size < expected and reason != "")
-        reason = f"the loader's batch_size is {expected}" if size != expected else ""
+        reason = f"{given_by} {expected}" if size != expected else ""
     return reason, is_wrong
 
 

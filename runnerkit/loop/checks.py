@@ -282,8 +282,8 @@ def warn_of_length(key: str, engine: IEngine, *, num_batches: int, length: int |
     """Warn that a training loader gave another number of batches than its length."""
     if engine.is_main_process:
         logger.warning(
-            "loader %r gave %d batches, but its length is %s: correct the __len__ of its data set, from which "
-            "schedules are told the number of steps, or remove it", key, num_batches, length,
+            "loader %r gave %d batches, but its length is %s: correct the __len__ of its data set or sampler, from "
+            "which schedules are told the number of steps, or remove it", key, num_batches, length,
         )  # fmt: skip
 
 

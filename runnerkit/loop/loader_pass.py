@@ -258,7 +258,11 @@ class Pass(ProcessState):
         if size != batch_size.batch_size_of(batch):
             return
         expected, is_only = LoaderMembers(runner.loader).batch_size, (runner.loader_batch_len or 0) <= 1
-        reason, is_wrong = batch_size.doubt_of(batch, size, expected=expected, is_only=is_only)
+        share, given_by = share_of(runner.loader), "the loader's batch_size is"
+        if expected is None and share.shares_whole_batches and share.knows_sizes and not self.num_skipped:
+            sizes, is_only = share.sizes_of(0) or [], False
+            expected, given_by = sizes[runner.engine.data_parallel.rank] or None, "its batch sampler gave"
+        reason, is_wrong = batch_size.doubt_of(batch, size, expected=expected, is_only=is_only, given_by=given_by)
         if is_wrong:
             stage.miscounted.add(key)
             self.gradient_step.own_size = None

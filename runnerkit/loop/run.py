@@ -21,11 +21,12 @@ from runnerkit.loop.position import Position
 from runnerkit.loop.run_logs import RunLogs
 from runnerkit.loop.run_status import RunStatus
 from runnerkit.loop.stage import Stage
+from runnerkit.models.modes import Modes
 from runnerkit.passes.required_metrics import check_required_metrics
 from runnerkit.resume.resume_point import ResumePoint
 from runnerkit.sampling.sharding import share_of
 from runnerkit.seeding.generators import keep_rng, set_global_seed
-from runnerkit.types import Batch
+from runnerkit.types import Batch, as_dict
 
 if TYPE_CHECKING:
     from runnerkit.callback import IListener, IRunner
@@ -158,11 +159,13 @@ class Run(ProcessState):
 
     def _validate(self, runner: IRunner) -> None:
         """Run the evaluation loaders in the middle of a training loader, whose pass then continues unchanged."""
+        modes = Modes(as_dict(self.stage.training_model).values())  # also evaluation mode of a whole model
         with runner.loader_pass.suspended(runner), keep_rng():
             for key in runner.loaders:
                 if not key.startswith("train"):
                     self._run_pass(runner, key)
         self.stage.use_model(runner)
+        modes.restore()
         self.position.note_validation(runner)
         self.emit("on_validation_end", runner)
 

@@ -94,15 +94,19 @@ class TrainingModes:
 
     def enter(self) -> None:
         """Return to training, also from an evaluation that the user began and did not end."""
-        if not self._stays_in_eval and not (self._is_entered and self._module.training):
+        if not self._stays_in_eval and not self._is_as_left():
             self._kept.restore()
         self._is_entered = True
 
     def leave(self) -> None:
         """Remember the modes, because an evaluation begins."""
-        if self._is_entered and self._module.training:
+        if self._is_as_left():
             self._kept.keep()
         self._is_entered = False
+
+    def _is_as_left(self) -> bool:
+        """Return whether the modes are those of training; evaluation mode of the whole model is, if it is frozen."""
+        return self._is_entered and (self._module.training or _is_frozen(self._module))
 
 
 def _frozen_in_eval(module: nn.Module) -> Iterator[nn.Module]:

@@ -21,6 +21,7 @@ class LoaderPlace:
 
     key: str  # of the loader
     order: Order | None = None  # of its samples, which the run that resumes must have as well; None if it has none
+    fingerprint: int | None = None  # of the order before the place; None if unknown
     position: PassPosition  # of the next batch, as the loader's share describes it for all processes
     loader_batch_step: int
     loader_sample_step: int
@@ -44,10 +45,12 @@ class LoaderPlace:
             )
         share, current = share_of(runner.loader), runner.loader_pass
         gather = runner.engine.data_parallel.gather_object
+        position = share.joined(share.position_after(runner.loader_batch_step - current.num_skipped), gather)
         return cls(
             key=runner.loader_key,
             order=share.described(),
-            position=share.joined(share.position_after(runner.loader_batch_step - current.num_skipped), gather),
+            fingerprint=share.fingerprint(position),
+            position=position,
             loader_batch_step=runner.loader_batch_step,
             loader_sample_step=runner.loader_sample_step,
             is_ended=runner.need_early_stop,
@@ -87,6 +90,7 @@ class LoaderPlace:
                 "within it without: pass epoch_steps, or resume from an epoch's end"
             )
         share.skip(self.position)
+        share.expect(self.fingerprint)
         if runner.is_train_loader:
             self._check_rest(runner, num_processes)
         runner.loader_batch_step, runner.loader_sample_step = self.loader_batch_step, self.loader_sample_step

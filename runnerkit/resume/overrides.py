@@ -18,6 +18,8 @@ from runnerkit.warmup import WarmupLR
 
 Source: TypeAlias = Literal["checkpoint", "arguments"]
 
+_OPTIONS = {"lr", "betas", "eps", "momentum", "weight_decay"}  # a constructor may have other words for them
+
 
 def check_source(resume_options: str) -> None:
     """Raise unless `resume_options` is one of its two values.
@@ -35,14 +37,10 @@ def check_source(resume_options: str) -> None:
 def options_of(optimizer: Any) -> list[dict[str, Any]]:
     """Copy the options of each parameter group, such as its learning rate, including those that a scheduler added.
 
-    Counters that an optimizer keeps beside them, such as those of schedule-free optimizers, are left out: they are
-    defaults that its constructor does not accept.
+    Counters that an optimizer keeps beside them, such as those of schedule-free optimizers, are left out.
     """
     groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else []
-    accepted = inspect.signature(type(optimizer)).parameters.values()
-    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in accepted)
-    own = set() if takes_any else set(OptimizerMembers(optimizer).defaults) - {each.name for each in accepted}
-    left = {"params", *own}
+    left = {"params", *_counters(optimizer)}
     return [
         {
             name: value.clone() if isinstance(value, Tensor) else value
@@ -51,6 +49,18 @@ def options_of(optimizer: Any) -> list[dict[str, Any]]:
         }
         for group in groups
     ]
+
+
+def _counters(optimizer: Any) -> set[str]:
+    """Return what an optimizer keeps in its groups beside options: defaults that no constructor of it accepts."""
+    members = OptimizerMembers(optimizer)
+    if isinstance(members.optimizer, Optimizer):  # inside a wrapper such as Lookahead, whose groups are those of it
+        return _counters(members.optimizer) | {*members.counters}
+    makers = [vars(each)["__init__"] for each in type(optimizer).__mro__[:-1] if "__init__" in vars(each)]
+    accepted = [each for maker in makers for each in inspect.signature(maker).parameters.values()]
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in accepted):
+        return set()
+    return {*members.defaults} - {each.name for each in accepted} - _OPTIONS
 
 
 def put_options(optimizer: Any, options: list[dict[str, Any]]) -> None:

@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 from runnerkit.sampling.epochs import set_epoch
 from runnerkit.sampling.feed import OuterLoader, feed_of, samplers_of, with_feed
-from runnerkit.sampling.indexed.sampler import Places, ShardedBatches, ShardedBatchSampler
+from runnerkit.sampling.indexed.sampler import Places, ShardedBatches, ShardedBatchSampler, tells_its_length
 from runnerkit.sampling.loader_members import DatasetMembers, LoaderMembers, SamplerMembers
 from runnerkit.sampling.loader_worker import watch_workers
 from runnerkit.sampling.seeded_dataset import SeededDataset, is_seeded
@@ -250,11 +250,12 @@ def gives_new_batches(loader: Any) -> bool:
 
 
 def is_length_sure(loader: Any) -> bool:
-    """Return whether a loader with a length yields exactly that many batches; a stream or a custom loader may not."""
+    """Return whether a loader with a length yields exactly that many: a stream or the user's sampler may not."""
     while isinstance(loader, OuterLoader):
         if share_of(loader).continues:
             return True  # with epoch_steps
         loader = loader.origin
     if isinstance(loader, DataLoader):
-        return not isinstance(loader.dataset, IterableDataset)
+        samplers = [each for each in samplers_of(loader) if each is not None]
+        return not isinstance(loader.dataset, IterableDataset) and all(map(tells_its_length, samplers))
     return isinstance(loader, list | tuple) or share_of(loader).yields_its_length

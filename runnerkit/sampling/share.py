@@ -90,6 +90,13 @@ class LoaderShare(ABC):
         """False if the loader has not asked for the order of the current pass."""
         return self.order is None or len(self.order) > 0
 
+    def fingerprint(self, position: PassPosition) -> int | None:
+        """Return a checksum of the order before a position, which a resumed pass has to repeat; None if unknown."""
+        return None
+
+    def expect(self, fingerprint: int | None) -> None:
+        """Warn, when the resumed pass is listed, if it has another fingerprint; valid until the next epoch."""
+
     def described(self) -> Order | None:
         """Describe the length and order of a pass, which a resumed pass must have as well; None if unknown."""
         return None

@@ -87,6 +87,7 @@ class GradientStep(ProcessState):
         factor: of this process in the current batch; None is 1.
         is_asked: whether the divisor of the current batch's step is a sum over all ranks.
         lacked_weight: whether the last loss was backpropagated before a `batch_weight` was set.
+        weighed_size: the `batch_size` with which the last loss was backpropagated; None before the first.
         is_learning: whether ``learn`` backpropagates, which divides the gradients by `total`.
         total: waits for the divisor of the gradients of ``learn``; None is 1.
         outer_weigh_loss: that of the engine before the pass, of a training loader around it.
@@ -113,6 +114,7 @@ class GradientStep(ProcessState):
     factor: float | None = None
     is_asked: bool = False
     lacked_weight: bool = False
+    weighed_size: int | None = None
     is_learning: bool = False
     total: Callable[[], Any] | None = None
     outer_weigh_loss: Callable[[Tensor, Any], Tensor] | None = None
@@ -191,6 +193,7 @@ class GradientStep(ProcessState):
         """
         is_usual = not self.accumulate or runner.batch_size == self.units.size
         factor, share, self.lacked_weight = self.factor, None, runner.batch_weight is None
+        self.weighed_size = runner.batch_size
         if not (is_usual and self.lacked_weight and self.sizes is None):
             share = self.weigh(runner)
             factor = None if self.is_asked else self.factor  # the share of this process says it
@@ -271,6 +274,15 @@ class GradientStep(ProcessState):
         if not runner.is_train_loader or not self.matter or stage.has_checked_criterion:
             return
         if runner.batch_weight is None:
+            counts = self.is_asked or runner.engine.data_parallel.num_processes == 1
+            if counts and self.weighed_size not in (None, runner.batch_size) and runner.loss_reduction == "mean":
+                stage.has_checked_criterion = True
+                if runner.engine.is_main_process:
+                    logger.warning(
+                        "batch_size was set to %d after the backward pass of the batch, whose gradients count as those "
+                        "of %d samples: set it before self.engine.backward(loss)", runner.batch_size, self.weighed_size,
+                    )  # fmt: skip
+                return
             if runner.criterion is not None and runner.loss_reduction != "sum":
                 from runnerkit.steps import normalized_losses  # late, as few runs need it
 

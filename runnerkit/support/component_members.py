@@ -14,9 +14,13 @@ class OptimizerMembers(Members):
     Attributes:
         defaults: the options that it was made with.
         train, eval: exchange the weights with those for evaluation, in schedule-free optimizers.
+        optimizer: the one inside a wrapper.
+        counters: what a wrapper keeps in the groups beside options.
     """
 
     defaults = Member[Mapping[str, Any]]({})
+    optimizer = Member[Any](None)
+    counters = Member[Iterable[str]](())
     train = Member[Callable[[], Any] | None](None)
     eval = Member[Callable[[], Any] | None](None)
 

@@ -7,18 +7,23 @@ processes together see, batch by batch, what one process with an N times larger 
 
 from __future__ import annotations
 
+import json
+import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import chain, islice
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import torch
-from torch.utils.data import BatchSampler, Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, Dataset, Sampler, SequentialSampler
 
 from runnerkit.sampling.loader_members import SamplerMembers
 from runnerkit.sampling.orders import Order
 from runnerkit.sampling.share import DividedShare, PassPosition
 from runnerkit.seeding.generators import derive_seed, keep_rng, seed_generators
+
+logger = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
@@ -54,6 +59,7 @@ class IndexedShare(DividedShare, Sampler[Any]):
     """
 
     epoch = 0
+    _expected: int | None = None  # the fingerprint of the order before the interruption
     _num_needed = sys.maxsize  # of the order
     _stop = sys.maxsize  # of the pass, in samples
     order: Any
@@ -64,7 +70,7 @@ class IndexedShare(DividedShare, Sampler[Any]):
         self.order = []
 
     def set_epoch(self, epoch: int) -> None:
-        self.epoch, self.num_consumed, self.order = epoch, 0, []
+        self.epoch, self.num_consumed, self.order, self._expected = epoch, 0, [], None
         self._stop = self._num_needed = sys.maxsize
 
     def need(self, num_batches: int) -> None:
@@ -73,6 +79,19 @@ class IndexedShare(DividedShare, Sampler[Any]):
 
     def skip(self, position: PassPosition) -> None:
         self.num_consumed = position
+
+    def fingerprint(self, position: PassPosition) -> int | None:
+        if not isinstance(self.order, list) or not isinstance(position, int):
+            return None  # files in lanes, whose order follows from the seed
+        if len(self.order) < position:
+            return self._expected  # not listed since the pass was resumed
+        try:
+            return crc32(json.dumps(self.order[max(0, position - 1000) : position], default=int).encode())
+        except (TypeError, ValueError):  # indices of another kind
+            return None
+
+    def expect(self, fingerprint: int | None) -> None:
+        self._expected = fingerprint
 
     def described(self) -> Order:
         inner = self.sampler.sampler if isinstance(self.sampler, BatchSampler) else self.sampler
@@ -88,7 +107,15 @@ class IndexedShare(DividedShare, Sampler[Any]):
 
     def _order_of_epoch(self) -> Any:
         seed = derive_seed(self.seed, "order", self.epoch)
-        return seeded_order(self.sampler, seed, at_most=min(self._num_needed, self._stop))
+        self.order = seeded_order(self.sampler, seed, at_most=min(self._num_needed, self._stop))
+        found = None if self._expected is None else self.fingerprint(self.num_consumed)
+        if found not in (None, self._expected) and self.rank == 0:
+            logger.warning(
+                "the pass continues in another order than before the interruption, so some samples are repeated and "
+                "others missed: %s keeps a state of its own; give it a set_epoch(epoch) that determines its order, "
+                "or resume from a checkpoint of an epoch's end", type(self.sampler).__name__,
+            )  # fmt: skip
+        return self.order
 
 
 class ShardedBatchSampler(IndexedShare):
@@ -118,16 +145,18 @@ class ShardedBatchSampler(IndexedShare):
         self.drop_last = drop_last
 
     def position_after(self, num_batches: int) -> PassPosition:
-        starts, stop = self._global_batches(len(self.sampler))
+        starts, stop = self._global_batches(self._length)
         if not 0 < num_batches <= len(starts):
             return self.num_consumed
         return starts[num_batches] if num_batches < len(starts) else stop  # the last batch may be shorter
 
     def sizes_of(self, number: int) -> Sequence[int | None] | None:
-        size = min(len(self.sampler), self._stop) - self.num_consumed - number * self.stride
+        size = min(self._length, self._stop) - self.num_consumed - number * self.stride
         return None if size >= self.stride else self.sizes_on_ranks(size)
 
     def first_uneven(self) -> int:
+        if not tells_its_length(self.sampler):
+            return 0  # known once the order is listed
         return max(0, min(len(self.sampler), self._stop) - self.num_consumed) // self.stride
 
     def end_after(self, num_samples: int) -> None:
@@ -139,6 +168,12 @@ class ShardedBatchSampler(IndexedShare):
         if self.needs_whole_steps and num_samples % self.stride:
             raise ValueError(f"num_samples must be a multiple of the {self.stride} samples of a step for this data set")
         self._stop = self.num_consumed + num_samples
+
+    @property
+    def _length(self) -> int:
+        """The number of samples that the sampler has yielded, or will yield if its ``__len__`` is right."""
+        is_whole = 0 < len(self.order) < min(self._stop, self._num_needed)
+        return len(self.order) if is_whole else max(len(self.order), len(self.sampler))
 
     @property
     def num_samples(self) -> int:
@@ -251,6 +286,15 @@ class Places(Sampler[Any]):
 
     def __len__(self) -> int:
         return len(self.share)
+
+
+def tells_its_length(sampler: Any) -> bool:
+    """Return whether a sampler, or a data set with its own order, surely yields as many items as its length says.
+
+    Of a long order only a part is listed, whose end is not that of the pass.
+    """
+    is_ours = isinstance(sampler, Dataset) or type(sampler).__module__.partition(".")[0] in ("torch", "runnerkit")
+    return is_ours or (isinstance(sampler, Sized) and len(sampler) > _LONG)
 
 
 def _length(batch: Any) -> int | None:
