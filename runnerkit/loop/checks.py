@@ -219,7 +219,7 @@ def compare_streams(batches: Iterator[Any], head: StreamHead, engine: IEngine, *
         first = list(islice(batches, 1))
     except Exception as raised:  # other ranks are in the collective, or will be
         error = raised
-    heads = engine.gather_object((error is None, head.fingerprints.clone()))
+    heads = engine.gather_object((error is None, head.read()))
     if error is not None:
         raise error
     found = compare([fingerprints for _, fingerprints in heads]) if all(is_read for is_read, _ in heads) else "same"
@@ -244,7 +244,7 @@ def compare_workers(batches: Iterator[Any], head: StreamHead, *, key: str) -> It
     from runnerkit.sampling.streams.heads import compare  # late, as few runs need it
 
     yield from islice(batches, len(head.fingerprints))
-    if compare([head.fingerprints]) == "different":
+    if compare([head.read()]) == "different":
         logger.warning(
             "loader %r: the first samples of its stream are not the same in every worker, so some are missed and "
             "others repeated. Ignore this if they only contain random noise. %s", key, _SAME_STREAM,

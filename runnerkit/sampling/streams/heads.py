@@ -47,7 +47,15 @@ class StreamHead:
     def note(self, worker: int, position: int, sample: Any) -> None:
         """Record the sample that `worker` read at `position` of the stream, if it is among the first."""
         if position < NUM_SAMPLES and worker < len(self.fingerprints):
-            self.fingerprints[worker, position] = torch.tensor(_fingerprints(sample, position))
+            place, found = self.fingerprints[worker, position], torch.tensor(_fingerprints(sample, position))
+            place[1:] = found[1:]
+            place[0, 1] = found[0, 1]
+            place[0, 0] = found[0, 0]  # last: with it, the sample counts as recorded
+
+    def read(self) -> Tensor:
+        """Return the fingerprints of the samples that are recorded, while workers record further ones."""
+        is_recorded = self.fingerprints[..., 0, 0] != 0  # first, as the rest was written before
+        return torch.where(is_recorded[..., None, None], self.fingerprints, 0)
 
 
 def compare(heads: Sequence[Tensor]) -> Literal["same", "different", "only numbered alike"]:
@@ -58,7 +66,7 @@ def compare(heads: Sequence[Tensor]) -> Literal["same", "different", "only numbe
     either the others contain noise, or each reader numbers samples of its own.
 
     Args:
-        heads: the `fingerprints` of each process, (workers, samples, leaves, 2).
+        heads: what :meth:`StreamHead.read` returned in each process, (workers, samples, leaves, 2).
     """
     readers = torch.cat(list(heads))
     readers = readers[(readers[:, 0, :, 0] != 0).any(dim=1)]  # a worker may not have started

@@ -85,6 +85,8 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         self._start.copy_(torch.tensor([epoch, 0]))
         self.num_consumed, self._sizes = 0, {}
+        if self.head is not None:  # a pass that was resumed at its end has recorded other samples
+            self.head.fingerprints.zero_()
 
     def sizes_of(self, number: int) -> Sequence[int | None] | None:
         """Return the samples of each rank in a step whose batch was yielded, as :class:`LoaderShare` says."""
