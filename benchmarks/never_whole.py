@@ -60,6 +60,9 @@ class Peaks(dl.Callback):
         self._end("training" if runner.is_train_loader else "evaluation", runner)
 
     def on_epoch_end(self, runner: dl.IRunner) -> None:
+        self._end("epoch", runner)  # the save comes after every other callback's end of the epoch
+
+    def on_stage_end(self, runner: dl.IRunner) -> None:
         self._end("save", runner)
 
     def on_experiment_end(self, runner: dl.IRunner) -> None:
