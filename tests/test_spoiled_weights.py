@@ -154,3 +154,24 @@ def test_a_batch_norm_that_saw_nan_is_one(tmp_path):
 
     assert non_finite_part({"": model}) == "1.running_mean"
     assert non_finite_part({"student": model}) == "student.1.running_mean"
+
+
+@pytest.mark.parametrize("value", [1.0, float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+def test_every_dtype_is_checked(dtype, value):
+    model = nn.ParameterDict({"empty": torch.ones(0), "whole": torch.ones(3), "odd": torch.ones(2, 3).to(dtype)})
+    with torch.no_grad():
+        model["odd"].view(-1)[4] = complex(0.0, value) if dtype.is_complex else value
+
+    expected = "odd" if not torch.isfinite(model["odd"]).all() else None
+    assert non_finite_part({"": model}) == expected
+
+
+def test_the_first_spoiled_part_is_named():
+    """Whatever the dtypes: those of one dtype are looked at together."""
+    tensors = {"a": torch.ones(2), "b": torch.ones(2, dtype=torch.float64), "c": torch.ones(2)}
+    model = nn.ParameterDict(tensors)
+    with torch.no_grad():
+        model["b"][0] = model["c"][1] = float("nan")
+
+    assert non_finite_part({"": model}) == "b"
