@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from runnerkit.sampling.indexed.lane_order import LaneOrder, Run, Spot
 from runnerkit.sampling.lanes import check_lanes, check_step, default_lanes
 from runnerkit.seeding.generators import CPUState
+from runnerkit.support.arguments import check_integers
 
 __all__ = ["ShardedFiles"]
 
@@ -73,10 +74,7 @@ class ShardedFiles(Dataset[Any]):
         self.files: list[Any] = _matching(os.fspath(files)) if isinstance(files, str | os.PathLike) else list(files)
         if not self.files:
             raise ValueError(f"ShardedFiles needs files, got {files!r}, which names none")
-        if isinstance(shuffle, bool) or shuffle < 0:
-            raise ValueError(
-                f"shuffle must be an integer >= 0 (the number of samples that are shuffled together), got {shuffle}"
-            )
+        check_integers(self, least=0, shuffle=shuffle)
         check_lanes(lanes)
         self.read, self.transform = read, transform
         self.shuffle = shuffle

@@ -308,8 +308,9 @@ def of_one(read=numbers, **options):
 BAD = {
     "no files": (lambda: dl.ShardedFiles("/nowhere/*", numbers), ValueError, r"'/nowhere/\*', which names none"),
     "a name": (lambda: dl.ShardedFiles("ab", numbers, shuffle=-1), ValueError, "names none"),
-    "negative shuffle": (lambda: of_one(shuffle=-1), ValueError, "shuffle must be an integer >= 0"),
-    "shuffle=True": (lambda: of_one(sizes=[1], shuffle=True), ValueError, "shuffle must be an integer >= 0"),
+    "negative shuffle": (lambda: of_one(shuffle=-1), ValueError, "shuffle must be >= 0, got -1"),
+    "shuffle=True": (lambda: of_one(sizes=[1], shuffle=True), TypeError, "shuffle must be an integer >= 0"),
+    "shuffle=4.0": (lambda: of_one(sizes=[1], shuffle=4.0), TypeError, "shuffle must be an integer >= 0"),
     "lanes": (lambda: of_one(lanes=(2,)), ValueError, r"lanes must be \(processes, workers\)"),
     "too few sizes": (lambda: dl.ShardedFiles(["a", "b"], numbers, sizes=[4]), ValueError, "each of 2 files, got 1"),
     "no samples": (lambda: of_one(lambda path: []), ValueError, r"not all 0, got \[0\]"),
