@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -24,34 +22,31 @@ def non_finite_part(modules: dict[str, nn.Module]) -> str | None:
     >>> non_finite_part({"": nn.Linear(2, 1)}) is None
     True
     """
-    names: list[str] = []
-    extremes: dict[tuple[torch.device, torch.dtype], list[tuple[int, bool, Tensor]]] = {}
-
-    def look_at(name: str, tensor: Tensor, *, may_be_infinite: bool) -> None:
-        values = local(tensor.detach())
-        if _can_check(tensor) and values.numel():
-            # Both are NaN if any value is. A mask of all values would take a quarter of their memory.
-            values = torch.view_as_real(values) if values.is_complex() else values
-            known = extremes.setdefault((values.device, values.dtype), [])
-            known += [(len(names), may_be_infinite, each) for each in values.aminmax()]
-            names.append(name)
-
+    found: dict[str, Tensor] = {}
     for key, module in modules.items():
         prefix = f"{key}." if key else ""
         for name, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                look_at(prefix + name, parameter, may_be_infinite=False)
+            if parameter.requires_grad and _can_check(parameter):
+                found[prefix + name] = _extremes(parameter).isfinite().all()
         for name, buffer in module.named_buffers():
-            look_at(prefix + name, buffer, may_be_infinite=True)
-    spoiled = [len(names)]
-    for known in extremes.values():  # one copy for each device and dtype
-        places, may_be_infinite, tensors = zip(*known, strict=True)
-        spoiled += [
-            place
-            for place, is_mask, value in zip(places, may_be_infinite, torch.stack(tensors).tolist(), strict=True)
-            if math.isnan(value) or (math.isinf(value) and not is_mask)
-        ]
-    return [*names, None][min(spoiled)]
+            if _can_check(buffer):
+                found[prefix + name] = ~_extremes(buffer).isnan().any()
+    # One copy for each device: a model may be on several.
+    by_device: dict[torch.device, list[str]] = {}
+    for name, flag in found.items():
+        by_device.setdefault(flag.device, []).append(name)
+    spoiled = set()
+    for names in by_device.values():
+        flags = torch.stack([found[name] for name in names]).tolist()
+        spoiled |= {name for name, is_good in zip(names, flags, strict=True) if not is_good}
+    return next((name for name in found if name in spoiled), None)
+
+
+def _extremes(tensor: Tensor) -> Tensor:
+    """Return the least and the greatest value, both NaN if any value is: a mask of all would take much more memory."""
+    values = local(tensor.detach())
+    values = torch.view_as_real(values) if values.is_complex() else values
+    return torch.stack(values.aminmax()) if values.numel() else values
 
 
 def _can_check(tensor: Tensor) -> bool:
