@@ -354,6 +354,8 @@ def main() -> None:
     parser.add_argument("--file-url", action="store_true", help="pass the logdir as file:///path")
     parser.add_argument("--page", type=Path, help="also write the table to this page")
     options = parser.parse_args()
+    if options.page is not None and options.file_url:
+        parser.error("--page has no table of --file-url: that of local paths would be overwritten")
     with tempfile.TemporaryDirectory() as folder:
         run = partial(drill, options.kills, folder=Path(folder), seed=options.seed, is_file_url=options.file_url)
         sources = job.STREAMS if options.streams else [job.MESH if options.mesh else None]
