@@ -355,7 +355,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="also write the table to this page")
     options = parser.parse_args()
     if options.page is not None and options.file_url:
-        parser.error("--page has no table of --file-url: that of local paths would be overwritten")
+        parser.error("--page holds the table of local paths, which --file-url would overwrite")
     with tempfile.TemporaryDirectory() as folder:
         run = partial(drill, options.kills, folder=Path(folder), seed=options.seed, is_file_url=options.file_url)
         sources = job.STREAMS if options.streams else [job.MESH if options.mesh else None]
