@@ -235,16 +235,19 @@ def test_what_was_drawn_is_seen_and_put_back(name, is_in_memory, monkeypatch):
     if not is_in_memory:
         monkeypatch.setattr(generators, "_python_words", None)
         monkeypatch.setattr(generators, "_numpy_gaussian", lambda: None)
+        monkeypatch.setattr(generators, "_marks", None)
     draw = DRAWS[name]
     draw()
     drawn = []
     for _ in range(3):
-        state = generators.CPUState()
+        state, mark = generators.CPUState(), generators.python_and_numpy_mark()
         assert not state.moved()
         drawn.append(draw())
         assert state.moved() == {name.split("'")[0]}
+        assert (generators.python_and_numpy_mark() == mark) is (name == "torch")
         state.restore()
         assert not state.moved()
+        assert generators.python_and_numpy_mark() == mark
 
     assert drawn[0] == drawn[1] == drawn[2] == draw()
 

@@ -201,9 +201,23 @@ def test_a_stream_shorter_than_the_processes_is_trained_on_once():
 class Late(Stream):
     """Stream that draws only from its 100th sample on."""
 
+    def __init__(self, num_samples, draw=np.random.rand):
+        super().__init__(num_samples)
+        self.draw = draw
+
     def __iter__(self):
         for number in range(self.num_samples):
-            yield number, np.random.rand() if number >= 100 else 0.0
+            yield number, self.draw() if number >= 100 else 0.0
+
+
+LATE = {
+    "numpy": np.random.rand,
+    "numpy's pairs": np.random.randn,
+    "python": random.random,
+    "python's pairs": lambda: random.gauss(0, 1),
+    "a whole state of words": lambda: sum(random.getrandbits(32) for _ in range(624)),
+    "torch": lambda: float(torch.rand(())),
+}
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -223,7 +237,11 @@ def test_a_stream_that_starts_to_draw_is_read_again(num_workers):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("stream", [Late(160), Shuffled(160)])
+@pytest.mark.parametrize(
+    "stream",
+    [Shuffled(160), *(Late(160, each) for each in LATE.values())],
+    ids=["shuffled", *(f"late: {name}" for name in LATE)],
+)
 def test_a_stream_draws_what_it_draws_by_itself(stream, num_workers):
     """Its samples are those of a loop that seeds once and then reads, whatever the model draws between the batches."""
     [shard] = shards(DataLoader(stream, 8, num_workers=num_workers, collate_fn=list), 1)

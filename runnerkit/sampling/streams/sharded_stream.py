@@ -14,18 +14,23 @@ from runnerkit.sampling.epochs import set_epoch
 from runnerkit.sampling.seeded_dataset import draws_nothing, seed_collate
 from runnerkit.sampling.share import DividedShare, PassPosition
 from runnerkit.sampling.streams.heads import NUM_SAMPLES, StreamHead
-from runnerkit.seeding.generators import GENERATORS, CPUState, derive_seed, keep_cpu_rng, seed_generators
+from runnerkit.seeding.generators import (
+    GENERATORS,
+    CPUState,
+    derive_seed,
+    keep_cpu_rng,
+    python_and_numpy_mark,
+    seed_generators,
+)
 from runnerkit.support.torch_internals import pinned, without_worker_info
 
+_torch, _ONLY_TORCH = torch.default_generator, {"torch"}
 _NUM_WATCHED = 64  # samples that are read with all generators of their own, to see which are used
 
 
-class Chunk(NamedTuple):
-    """Samples of one step that a process keeps: the `first` ones and its own `part`; `size` counts all processes'."""
-
-    first: list[Any]
-    part: list[Any]
-    size: int
+# Samples of one step that a process keeps: the first ones and its own part, and the number of all processes'. A plain
+# tuple, since a step makes one.
+Chunk = tuple[list[Any], list[Any], int]
 
 
 class Tail(NamedTuple):
@@ -77,8 +82,10 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
         self._worker: tuple[int, int] | None = None
         self._draws_nothing = draws_nothing(dataset)
         # Generators that the stream draws from; torch's is exchanged in any case, which takes half as long as to look.
-        self._drawn_from = {"torch"}
+        self._drawn_from = set(_ONLY_TORCH)
         self._inside: CPUState  # their states between its chunks
+        self._outside: CPUState  # their states before a chunk
+        self._mark: Any = None  # of `_outside`
         self.head = StreamHead(num_workers) if world_size * max(1, num_workers) > 1 else None
         self._sizes: dict[int, Sequence[int | None]] = {}  # of the last step, by its number
 
@@ -125,9 +132,10 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
         worker, num_workers = self._enter_worker()
         samples = self._samples()
         for number in count():
-            chunk, samples = self._read(samples, number * self.stride)
-            is_whole = chunk.size == self.stride
-            part, sizes = (chunk.part, None) if is_whole or not self.knows_tail else self._tail(chunk)
+            (first, part, size), samples = self._read(samples, number * self.stride)
+            is_whole, sizes = size == self.stride, None
+            if not is_whole and self.knows_tail:
+                part, sizes = self._tail(first, part, size)
             if part and number % num_workers == worker and (is_whole or not self.drop_last):
                 if self._worker is not None:
                     self._seed_collate(number)
@@ -164,9 +172,8 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
         position = num_consumed + number * self.stride + self.rank
         seed_collate(self.collate_fn, seed=self.seed, epoch=epoch, position=position)
 
-    def _tail(self, chunk: Chunk) -> tuple[list[Any], Sequence[int | None] | None]:
+    def _tail(self, first: list[Any], part: list[Any], size: int) -> tuple[list[Any], Sequence[int | None] | None]:
         """Return this process's part of a short last step, and the sizes of all ranks."""
-        first, part, size = chunk
         if self.batch_size is None or size == 0:
             return part or first[:1], [*[None] * size, *[0] * (self.world_size - size)]
         num_active_ranks = self.num_active_ranks(size)
@@ -185,21 +192,42 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
         """
         if self._draws_nothing:
             return self._chunk(samples), samples
+        if begin >= _NUM_WATCHED and self._drawn_from == _ONLY_TORCH:  # the usual case: each call counts here
+            if (mark := python_and_numpy_mark()) != self._mark:
+                self._mark, self._outside = mark, CPUState()
+            outside, inside = self._outside, self._inside
+            outside.torch = _torch.get_state()
+            _torch.set_state(inside.torch)
+            chunk = self._chunk(samples)
+            inside.torch = _torch.get_state()
+            _torch.set_state(outside.torch)
+            if python_and_numpy_mark() != mark:
+                chunk, samples = self._read_again(begin)
+                outside.restore()
+            return chunk, samples
         outside, inside = CPUState(), self._inside
         own: Collection[str] = GENERATORS if begin < _NUM_WATCHED else self._drawn_from
         inside.restore(own)
         chunk = self._chunk(samples)
         moved = (inside if own is GENERATORS else outside).moved(apart_from=self._drawn_from)
         if moved and own is not GENERATORS:
-            own, samples = GENERATORS, self._samples()
-            self._inside.restore()
-            with self._no_worker():
-                next(islice(samples, begin, begin), None)  # skips them
-            chunk = self._chunk(samples)
-            moved = self._inside.moved()
+            chunk, samples = self._read_again(begin)
+            outside.restore()
+            return chunk, samples
         self._drawn_from |= moved
-        self._inside.read(own)
+        inside.read(own)
         outside.restore(own)
+        return chunk, samples
+
+    def _read_again(self, begin: int) -> tuple[Chunk, Iterator[Any]]:
+        """Read the chunk after `begin` samples from the start of the stream, with all generators of its own."""
+        samples = self._samples()
+        self._inside.restore()
+        with self._no_worker():
+            next(islice(samples, begin, begin), None)  # skips them
+        chunk = self._chunk(samples)
+        self._drawn_from |= self._inside.moved()
+        self._inside.read(GENERATORS)
         return chunk, samples
 
     def _chunk(self, samples: Iterator[Any]) -> Chunk:
@@ -211,7 +239,7 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
     def _next_chunk(self, samples: Iterator[Any]) -> Chunk:
         if self.world_size == 1:
             part = list(islice(samples, self.stride))
-            return Chunk(part[:2], part, len(part))
+            return part[:2], part, len(part)
         first, part, size = [], [], 0
         for offset, sample in enumerate(islice(samples, self.stride)):
             size += 1
@@ -219,7 +247,7 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
                 first.append(sample)
             if offset % self.world_size == self.rank:
                 part.append(sample)
-        return Chunk(first, part, size)
+        return first, part, size
 
     def _samples(self) -> Iterator[Any]:
         """Start to read the stream, with generators of its own, and skip what was consumed before."""
