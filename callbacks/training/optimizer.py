@@ -19,7 +19,7 @@ from runnerkit.steps.learning_rates import rates_of
 from runnerkit.steps.sum_of_shares import SumOfShares
 from runnerkit.support.arguments import check_integers, check_numbers, check_strings
 from runnerkit.support.deprecation import Renamed, accepts_old_names
-from runnerkit.support.torch_internals import divide_each_, local
+from runnerkit.support.torch_internals import divide_each_, local_parts
 from runnerkit.types import StateDict, as_dict
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class OptimizerCallback(IOptimizerCallback):
         self._checked = optimizer
         if isinstance(divisor, Tensor) or divisor != 1:
             gradients = runner.gradient_step.undivided(optimizer, runner.batch_step)
-            divide_each_(list(map(local, gradients)), divisor)
+            divide_each_(local_parts(gradients), divisor)
 
     def state_dict(self) -> StateDict:
         units = {"size_unit": self._units.size, "weight_unit": self._units.weight}

@@ -20,7 +20,7 @@ from runnerkit.steps.gradient_step import GradientStep, gradients_of
 from runnerkit.steps.sparse_gradients import with_dense_gradients
 from runnerkit.steps.sum_of_shares import divisor_of
 from runnerkit.support.deprecation import warn_of_argument
-from runnerkit.support.torch_internals import divide_each_, local
+from runnerkit.support.torch_internals import divide_each_, local_parts
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class OwnSteps:
                 for each in chosen:
                     engine.synchronize(each)
                 gradients = {id(gradient): gradient for each in chosen for gradient in gradients_of(each)}
-                divide_each_(list(map(local, gradients.values())), divisor_of(total()))
+                divide_each_(local_parts(gradients.values()), divisor_of(total()))
             if clips is not None:
                 _clip(engine, chosen, clips)
             for each in chosen:

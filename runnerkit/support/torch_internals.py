@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -155,6 +155,12 @@ def has_no_buckets(model: nn.Module) -> bool:
 def local(tensor: Any) -> Any:
     """Return this process's part of a DTensor, sharing its memory; any other tensor unchanged."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def local_parts(tensors: Iterable[Any]) -> list[Any]:
+    """Return :func:`local` of each tensor."""
+    tensors = [*tensors]
+    return tensors if {*map(type, tensors)} == {Tensor} else [*map(local, tensors)]  # without a call for each
 
 
 def is_dtensor(tensor: Any) -> TypeGuard[DTensor]:
