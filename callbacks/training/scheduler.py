@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +13,13 @@ from torch.optim import Optimizer, lr_scheduler
 
 from runnerkit.callback import CallbackOrder, ISchedulerCallback, last_training_loader, monitor_of_savers
 from runnerkit.callbacks.training.parts.schedule_length import check_length
-from runnerkit.callbacks.training.parts.schedule_unit import check_unit, own_unit, required_argument, warn_if_idle
+from runnerkit.callbacks.training.parts.schedule_unit import (
+    check_unit,
+    optional_metric,
+    own_unit,
+    required_argument,
+    warn_if_idle,
+)
 from runnerkit.errors import UnknownKeyError
 from runnerkit.monitor import Mode, Monitor, MonitorPart, ThreeArguments
 from runnerkit.support.arguments import check_strings
@@ -26,10 +33,13 @@ if TYPE_CHECKING:
 
 __all__ = ["SchedulerCallback"]
 
+_NOTHING: dict[str, float] = {}
+
 
 class SchedulerCallback(ISchedulerCallback):
     """Step a scheduler: any object with ``step()``, ``step(metric)`` as in ReduceLROnPlateau, or ``step(epoch)``.
 
+    One whose ``step`` takes a `metric` that it does not need, as timm's PlateauLRScheduler, is told that of the epoch.
     One with ``step_update(num_updates)``, as in timm, is told the number of optimizer steps after each of them, and
     ``step`` the number of epochs after each of them.
 
@@ -109,7 +119,7 @@ class SchedulerCallback(ISchedulerCallback):
                 f"step of {type(self._after).__name__} needs the number of the epoch, so it cannot be stepped after "
                 "each optimizer step: leave the unit out, and step_update, if it has one, is told the number of steps"
             )
-        if self._argument_of(self._after) == "metrics":
+        if self._argument_of(self._after) == "metrics" or _plateau_of(self._after) is not None:
             self._choose_metric(runner)  # raises before training
         found = runner.current_run.resume_point.found
         if found is None or found.is_restored:  # else the checkpoint's schedule continues
@@ -133,9 +143,11 @@ class SchedulerCallback(ISchedulerCallback):
         watched = self.monitor or judge or Monitor("", "loss", minimize=True)
         watched = watched if watched.loader else replace(watched, loader=self._only_loader(runner))
         mode = {True: "min", False: "max", None: None}[watched.minimize]
-        if isinstance(self._after, lr_scheduler.ReduceLROnPlateau) and mode not in (self._after.mode, None):
+        plateau = _plateau_of(self._after)
+        if plateau is not None and mode not in (plateau.mode, None):
+            name = "ReduceLROnPlateau" if plateau is self._after else type(self._after).__name__
             raise ValueError(
-                f"ReduceLROnPlateau(mode={self._after.mode!r}) would read {watched}: pass mode={mode!r} to it, or "
+                f"{name}(mode={plateau.mode!r}) would read {watched}: pass mode={mode!r} to it, or "
                 "another metric with SchedulerCallback(monitor='loader/metric')"
             )
         return watched.pair
@@ -222,7 +234,21 @@ class SchedulerCallback(ISchedulerCallback):
         if is_per_batch or not any(key.startswith("train") for key in runner.epoch_metrics):
             return
         if self._argument_of(scheduler) != "metrics" or self._choose_metric(runner)[0] in runner.epoch_metrics:
-            self._step(scheduler, runner, None)
+            self._step(scheduler, runner, None, self._told(scheduler, runner))
+
+    def _told(self, scheduler: Any, runner: IRunner) -> dict[str, float]:
+        """Return the metric of this epoch for a scheduler that takes one without needing it; {} if it is not known."""
+        name = optional_metric(scheduler)
+        if name is None:
+            return {}
+        if self.monitor is not None or _plateau_of(scheduler) is not None:
+            is_known = self._choose_metric(runner)[0] in runner.epoch_metrics
+            return {name: self._epoch_metric(runner)} if is_known else {}
+        with suppress(ValueError):  # several loaders, and none of them was chosen
+            loader, metric = self._choose_metric(runner)
+            known = runner.epoch_metrics.get(loader, {})
+            return {name: known[metric]} if metric in known else {}
+        return {}
 
     def on_stage_end(self, runner: IRunner) -> None:
         if self._unit is None and not self._steps_per_batch:
@@ -237,7 +263,7 @@ class SchedulerCallback(ISchedulerCallback):
         if self._filter in warnings.filters:
             warnings.filters.remove(self._filter)  # type: ignore[attr-defined]  # a list, typed as a sequence
 
-    def _step(self, scheduler: Any, runner: IRunner, metric: Any) -> None:
+    def _step(self, scheduler: Any, runner: IRunner, metric: Any, told: dict[str, float] = _NOTHING) -> None:
         if scheduler is None:  # no scheduler after the warmup
             return
         is_checked = self._is_checked
@@ -248,9 +274,9 @@ class SchedulerCallback(ISchedulerCallback):
             value = self._epoch_metric(runner) if metric is None else metric
             scheduler.step(value.detach() if isinstance(value, torch.Tensor) else value)  # torch warns of a graph
         elif argument == "epoch":
-            scheduler.step(runner.stage_epoch_step)
+            scheduler.step(runner.stage_epoch_step, **told)
         else:
-            scheduler.step()
+            scheduler.step(**told)
         if not is_checked:
             self._count = SchedulerMembers(scheduler).last_epoch
 
@@ -280,6 +306,12 @@ class SchedulerCallback(ISchedulerCallback):
                 "pass SchedulerCallback(monitor='loader/metric')"
             )
         return metrics[metric_key]
+
+
+def _plateau_of(scheduler: Any) -> lr_scheduler.ReduceLROnPlateau | None:
+    """Return the ReduceLROnPlateau that a scheduler is, or has inside it, as timm's; None for any other."""
+    inner = SchedulerMembers(scheduler).lr_scheduler
+    return next((each for each in (scheduler, inner) if isinstance(each, lr_scheduler.ReduceLROnPlateau)), None)
 
 
 def _judge(runner: IRunner) -> Monitor | None:

@@ -40,6 +40,7 @@ class SchedulerMembers(StateMembers):
         last_epoch: its number of steps, in schedulers of torch.
         lr_lambdas: the functions of a LambdaLR.
         step_update, t_in_epochs: the step after each batch, and whether the schedule counts epochs, in timm.
+        lr_scheduler: the ReduceLROnPlateau inside timm's PlateauLRScheduler.
     """
 
     optimizer = Member[Any](None)
@@ -47,6 +48,7 @@ class SchedulerMembers(StateMembers):
     lr_lambdas = Member[Iterable[Any]](())
     step_update = Member[Callable[..., Any] | None](None)
     t_in_epochs = Member[Any](True)
+    lr_scheduler = Member[Any](None)
 
 
 class ModuleMembers(Members):

@@ -129,3 +129,58 @@ def test_a_scheduler_after_a_warmup_reads_it_too(tmp_path):
     """WarmupLR hands the metric to the scheduler after it."""
     told, metrics = fit("max", warmup_steps=2, logdir=tmp_path, **ACCURACY)
     assert told == of(metrics, "valid", "accuracy")
+
+
+class TimmLike:
+    """A plateau scheduler with the interface of timm's: it is told the epoch, and may be told a metric."""
+
+    def __init__(self, optimizer, mode):
+        self.lr_scheduler, self.told = ReduceLROnPlateau(optimizer, mode=mode), []
+
+    def step(self, epoch, metric=None):
+        self.told.append((epoch, metric))
+
+    def step_update(self, num_updates, metric=None):
+        pass
+
+
+class Optional(TimmLike):
+    """One that reads a metric only if there is one."""
+
+    def __init__(self, optimizer):
+        self.told = []
+
+    def step(self, metrics=None):
+        self.told.append(metrics)
+
+
+def test_a_metric_that_a_scheduler_may_be_told_is_told():
+    """The one that selects the best checkpoint; of a direction that a plateau scheduler waits for."""
+    model = mlp()
+    optimizer = sgd(model)
+    options = {"loaders": {"train": loader(16, 4), "valid": loader(8, 4, seed=1)}, "num_epochs": 3}
+
+    scheduler, optional = TimmLike(optimizer, "min"), Optional(optimizer)
+    losses = of(train(model, optimizer=optimizer, scheduler=scheduler, **options).experiment_metrics, "valid", "loss")
+    assert scheduler.told == [(1, losses[0]), (2, losses[1]), (3, losses[2])]
+    losses = of(train(model, optimizer=optimizer, scheduler=optional, **options).experiment_metrics, "valid", "loss")
+    assert optional.told == losses
+    with pytest.raises(ValueError, match=r"TimmLike\(mode='max'\) would read 'loss'"):
+        train(model, optimizer=optimizer, scheduler=TimmLike(optimizer, "max"), **options)
+
+
+def test_a_metric_that_is_not_known_is_not_told():
+    """With several evaluation loaders, and where the loader is left out of an epoch; a plateau scheduler asks which."""
+    model = mlp()
+    optimizer = sgd(model)
+    loaders = {"train": loader(16, 4), "a": loader(8, 4, seed=1), "b": loader(8, 4, seed=2)}
+    options = {"loaders": loaders, "num_epochs": 2}
+
+    train(model, optimizer=optimizer, scheduler=(optional := Optional(optimizer)), **options)
+    assert optional.told == [None, None]
+    every_second = [dl.PeriodicLoaderCallback(monitor="b/loss", a=2), dl.SchedulerCallback(monitor="a/loss")]
+    scheduler = TimmLike(optimizer, "min")
+    train(model, optimizer=optimizer, scheduler=scheduler, callbacks=every_second, **options)
+    assert [metric is not None for _, metric in scheduler.told] == [False, True]
+    with pytest.raises(ValueError, match="needs the metric of one of the loaders"):
+        train(model, optimizer=optimizer, scheduler=TimmLike(optimizer, "min"), **options)

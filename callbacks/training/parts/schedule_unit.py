@@ -31,11 +31,23 @@ _OR_PER_EPOCH = "if epochs are meant, write scheduler_interval='epoch'"
 
 def required_argument(scheduler: Any) -> str | None:
     """Return the argument that ``step`` needs: "metrics", "epoch" or None."""
+    return _needs(scheduler)[0]
+
+
+def optional_metric(scheduler: Any) -> str | None:
+    """Return the name of the metric that ``step`` takes but does not need, as timm's PlateauLRScheduler; or None."""
+    return _needs(scheduler)[1]
+
+
+def _needs(scheduler: Any) -> tuple[str | None, str | None]:
     if scheduler is None:
-        return None
-    parameters = inspect.signature(scheduler.step).parameters.values()
-    needed = [each.name for each in parameters if each.default is inspect.Parameter.empty]
-    return next((name for name in ("metrics", "epoch") if name in needed), None)
+        return None, None
+    parameters = inspect.signature(scheduler.step).parameters
+    needed = [name for name, each in parameters.items() if each.default is inspect.Parameter.empty]
+    metric = next((name for name in ("metrics", "metric") if name in parameters), None)
+    if "epoch" in needed:
+        return "epoch", metric
+    return ("metrics", None) if metric in needed else (None, metric)
 
 
 def own_unit(scheduler: Any, *, is_made: bool) -> Literal["step", "epoch"]:
