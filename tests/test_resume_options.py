@@ -99,6 +99,25 @@ def test_the_same_arguments_give_the_run_that_was_never_interrupted(tmp_path, sc
         assert rates(tmp_path / source) == rates(tmp_path / "whole")
 
 
+def test_a_schedule_in_another_unit_goes_on_at_its_position_in_that_unit(tmp_path, caplog):
+    """Stepped after each optimizer step instead of each epoch, it goes on after the steps that were taken, and says so.
+
+    With the checkpoint's options, its schedule goes on as it was, in the new unit, and this is said too.
+    """
+
+    def of_steps(optimizer):
+        return lr_scheduler.LinearLR(optimizer, 1.0, 0.5, total_iters=3 * NUM_STEPS)
+
+    for source in ("checkpoint", "arguments"):
+        fit(tmp_path / source, num_epochs=1, scheduler=cosine, scheduler_interval="epoch")
+        caplog.clear()
+        fit(tmp_path / source, num_epochs=2, scheduler=of_steps, scheduler_interval="step", resume_options=source)
+        assert "scheduler_interval was 'epoch', is 'step'" in caplog.text
+
+    [_, last] = rates(tmp_path / "arguments")  # after both epochs, two thirds of the schedule
+    assert last == pytest.approx(0.1 * (1 - 0.5 * 2 / 3))
+
+
 @pytest.mark.parametrize("scheduler", [plateau, warm(plateau)])
 def test_a_plateaus_count_is_the_checkpoints_and_the_rate_the_passed_one(tmp_path, scheduler):
     """ReduceLROnPlateau keeps the checkpoint's counts, because its metrics are unknown, and takes the new rate."""

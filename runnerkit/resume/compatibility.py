@@ -189,7 +189,7 @@ def step_settings(runner: IRunner) -> dict[str, Any]:
 def resume_settings(runner: IRunner) -> dict[str, Any]:
     """Collect by name the settings of a run that may change between two starts, as plain values."""
     settings: dict[str, Any] = dict(flat(plain(redacted(runner.hparams)), "hparams"))
-    settings |= {"seed": runner.seed, **step_settings(runner)}
+    settings |= {"seed": runner.seed, **step_settings(runner), "scheduler_interval": runner.scheduler_interval}
     settings["precision"] = type(runner.engine.precision).__name__
     if runner.engine.device.type == "cpu":
         # It affects the rounding of sums. The name has the number of processes, a change of which warns elsewhere.

@@ -69,10 +69,13 @@ def put_options(optimizer: Any, options: list[dict[str, Any]]) -> None:
         group.update(own)
 
 
-def advance(scheduler: Any, saved: StateDict) -> None:
+def advance(scheduler: Any, saved: StateDict, *, num_steps: int | None = None) -> None:
     """Step the scheduler that was passed to the position of the `saved` one.
 
     One that cannot be stepped like this (it follows a metric, or does not count its steps) loads its saved state.
+
+    Args:
+        num_steps: its position, if it is stepped in another unit than the saved one.
     """
     if isinstance(scheduler, WarmupLR) and "num_done" in saved:
         is_over = saved["num_done"] >= saved["length"]
@@ -82,6 +85,8 @@ def advance(scheduler: Any, saved: StateDict) -> None:
             advance(scheduler.after, saved["after"])
         return
     done, count = _num_steps(scheduler.state_dict()), _num_steps(saved)
+    if num_steps is not None and count is not None:
+        count = num_steps
     if done is None or count is None or isinstance(scheduler, ReduceLROnPlateau):
         scheduler.load_state_dict(saved)
     else:

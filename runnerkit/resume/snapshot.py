@@ -208,7 +208,7 @@ class Snapshot:
         for key, criterion in as_dict(runner.criterion).items():
             if key in state["criterion_state_dict"]:
                 criterion.load_state_dict(state["criterion_state_dict"][key])
-        self._restore_schedulers(runner, state["scheduler_state_dict"])  # after optimizers, whose rates it may set
+        self._restore_schedulers(runner, state)  # after optimizers, whose rates it may set
         for key, modes in runner.current_run.stage.training_modes.items():
             modes.load_state_dict(state.get("modes", {}).get(key, {}))
         engine.load_state_dict(state["engine_state_dict"])
@@ -256,10 +256,14 @@ class Snapshot:
             if runner.resume_options == "arguments":
                 overrides.put_options(optimizer, options)
 
-    def _restore_schedulers(self, runner: IRunner, saved: dict[str, StateDict]) -> None:
+    def _restore_schedulers(self, runner: IRunner, state: StateDict) -> None:
+        saved, unit = state["scheduler_state_dict"], runner.scheduler_interval
+        was = state.get("settings", {}).get("scheduler_interval", unit)
+        counter = {"step": "stage_optimizer_step", "epoch": "stage_epoch_step"}.get(unit or "")
+        num_steps = state["counters"].get(counter) if counter is not None and unit != was else None
         for key, scheduler in as_dict(runner.scheduler).items():
             if key in saved and runner.resume_options == "arguments":
-                overrides.advance(scheduler, saved[key])
+                overrides.advance(scheduler, saved[key], num_steps=num_steps)
             elif key in saved:
                 scheduler.load_state_dict(saved[key])
 
