@@ -264,7 +264,7 @@ def _numpy_words() -> memoryview:
 
 
 class _Marks(NamedTuple):
-    """Where the marks of Python's and NumPy's generators are in memory."""
+    """Places in memory of the marks of Python's and NumPy's generators."""
 
     python: memoryview
     numpy: memoryview
