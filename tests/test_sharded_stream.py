@@ -271,17 +271,27 @@ def test_a_stream_that_declares_to_draw_nothing_is_read_without_a_look_at_genera
     assert [each[0] for each in first] == [each[0] for each in Shuffled(16)][:8]
 
 
-@pytest.mark.parametrize("stream", [Stream(160), Late(160), Shuffled(160)])
+@pytest.mark.parametrize(
+    "stream",
+    [Stream(160), Shuffled(160), *(Late(160, each) for each in LATE.values())],
+    ids=["draws nothing", "shuffled", *(f"late: {name}" for name in LATE)],
+)
 def test_generators_of_the_model_are_left_alone(stream):
     """Without workers, the model draws between the batches; where a stream does not draw, its numbers are unchanged."""
+
+    def drawn():
+        return float(torch.rand(())), random.random(), np.random.rand(), random.gauss(0, 1), np.random.randn()
+
     [shard] = shards(DataLoader(stream, 8), 1)
     batches = batches_of(shard)  # draws a seed for workers, as DataLoader does
-    torch.manual_seed(1)
-    random.seed(1)
-    expected = [(float(torch.rand(())), random.random()) for _ in range(20)]
-    torch.manual_seed(1)
-    random.seed(1)
+    seed_generators(1)
+    expected = [drawn() for _ in range(20)]
+    seed_generators(1)
 
-    drawn = [(float(torch.rand(())), random.random()) for _ in batches]
+    found = [drawn() for _ in batches]
 
-    assert drawn == expected
+    assert found == expected
+    batches = batches_of(*shards(DataLoader(stream, 8), 1))
+    seed_generators(1)
+    assert len([*batches]) == 20  # nothing is drawn between them
+    assert drawn() == expected[0]

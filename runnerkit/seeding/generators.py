@@ -275,8 +275,8 @@ class _Marks(NamedTuple):
 _marks: _Marks | None = None
 
 
-def python_and_numpy_mark() -> tuple[Any, ...]:
-    """Return what changes with each number that is drawn from Python's or NumPy's generator, faster than their states.
+def python_and_numpy_mark() -> tuple[Any, Any]:
+    """Return for Python's and for NumPy's generator what changes with each number drawn; faster than their states.
 
     It is the position, three words beside it, and the second Gaussian of a pair: when a position comes back, all words
     are new.
@@ -285,10 +285,10 @@ def python_and_numpy_mark() -> tuple[Any, ...]:
     if marks is None or np.random.get_bit_generator() is not marks.generator:  # type: ignore[attr-defined]
         return _find_marks()
     python, numpy, gaussian, _ = marks
-    return python.tobytes(), _python_generator.gauss_next, numpy.tobytes(), gaussian.tobytes()
+    return (python.tobytes(), _python_generator.gauss_next), (numpy.tobytes(), gaussian.tobytes())
 
 
-def _find_marks() -> tuple[Any, ...]:
+def _find_marks() -> tuple[Any, Any]:
     global _marks
     numpy_words, gaussian = _numpy_words(), _numpy_gaussian()
     if gaussian is None or _python_words is None:

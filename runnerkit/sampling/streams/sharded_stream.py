@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, count, islice
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from runnerkit.seeding.generators import (
 )
 from runnerkit.support.torch_internals import pinned, without_worker_info
 
-_torch, _ONLY_TORCH = torch.default_generator, {"torch"}
+_torch = torch.default_generator
 _NUM_WATCHED = 64  # samples that are read with all generators of their own, to see which are used
 
 
@@ -81,11 +81,11 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
         self._start = torch.zeros(2, dtype=torch.int64).share_memory_()  # epoch; samples consumed before it resumed
         self._worker: tuple[int, int] | None = None
         self._draws_nothing = draws_nothing(dataset)
-        # Generators that the stream draws from; torch's is exchanged in any case, which takes half as long as to look.
-        self._drawn_from = set(_ONLY_TORCH)
+        # Generators that the stream draws from, beside torch's, which is exchanged in any case.
+        self._drawn_from = set[str]()
         self._inside: CPUState  # their states between its chunks
-        self._outside: CPUState  # their states before a chunk
-        self._mark: Any = None  # of `_outside`
+        self._outside: CPUState  # their states before a chunk, with its mark
+        self._mark: Any = None
         self.head = StreamHead(num_workers) if world_size * max(1, num_workers) > 1 else None
         self._sizes: dict[int, Sequence[int | None]] = {}  # of the last step, by its number
 
@@ -192,32 +192,40 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
         """
         if self._draws_nothing:
             return self._chunk(samples), samples
-        if begin >= _NUM_WATCHED and self._drawn_from == _ONLY_TORCH:  # the usual case: each call counts here
-            if (mark := python_and_numpy_mark()) != self._mark:
-                self._mark, self._outside = mark, CPUState()
-            outside, inside = self._outside, self._inside
-            outside.torch = _torch.get_state()
-            _torch.set_state(inside.torch)
-            chunk = self._chunk(samples)
-            inside.torch = _torch.get_state()
-            _torch.set_state(outside.torch)
-            if python_and_numpy_mark() != mark:
+        if begin < _NUM_WATCHED:
+            return self._watched(samples), samples
+        if (mark := python_and_numpy_mark()) != self._mark:  # seldom: few models draw from these
+            self._mark, self._outside = mark, CPUState()
+        outside, inside, drawn_from = self._outside, self._inside, self._drawn_from
+        outside.torch = _torch.get_state()
+        _torch.set_state(inside.torch)
+        if drawn_from:
+            inside.restore(drawn_from)
+            mark = python_and_numpy_mark()
+        chunk = self._chunk(samples)
+        inside.torch = _torch.get_state()
+        _torch.set_state(outside.torch)
+        left = python_and_numpy_mark()
+        if left != mark:
+            moved = {name for name, one, other in zip(("python", "numpy"), mark, left, strict=True) if one != other}
+            if not moved <= drawn_from:
                 chunk, samples = self._read_again(begin)
                 outside.restore()
-            return chunk, samples
-        outside, inside = CPUState(), self._inside
-        own: Collection[str] = GENERATORS if begin < _NUM_WATCHED else self._drawn_from
-        inside.restore(own)
-        chunk = self._chunk(samples)
-        moved = (inside if own is GENERATORS else outside).moved(apart_from=self._drawn_from)
-        if moved and own is not GENERATORS:
-            chunk, samples = self._read_again(begin)
-            outside.restore()
-            return chunk, samples
-        self._drawn_from |= moved
-        inside.read(own)
-        outside.restore(own)
+                return chunk, samples
+            inside.read(moved)
+        if drawn_from:
+            outside.restore(drawn_from)
         return chunk, samples
+
+    def _watched(self, samples: Iterator[Any]) -> Chunk:
+        """Read a chunk with all generators of its own, and note which it draws from."""
+        outside, inside = CPUState(), self._inside
+        inside.restore()
+        chunk = self._chunk(samples)
+        self._drawn_from |= inside.moved(apart_from={"torch"})
+        inside.read(GENERATORS)
+        outside.restore()
+        return chunk
 
     def _read_again(self, begin: int) -> tuple[Chunk, Iterator[Any]]:
         """Read the chunk after `begin` samples from the start of the stream, with all generators of its own."""
@@ -226,7 +234,7 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
         with self._no_worker():
             next(islice(samples, begin, begin), None)  # skips them
         chunk = self._chunk(samples)
-        self._drawn_from |= self._inside.moved()
+        self._drawn_from |= self._inside.moved(apart_from={"torch"})
         self._inside.read(GENERATORS)
         return chunk, samples
 
