@@ -156,6 +156,24 @@ def test_a_sampler_with_a_state_of_its_own_is_named(tmp_path, is_told, epoch_ste
     assert (read == whole.dataset.read[-len(read) :]) is is_told
 
 
+@pytest.mark.parametrize("num_epochs", [1, 2])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_the_state_of_a_sampler_is_missed_at_an_epochs_end_too(tmp_path, is_told, num_epochs, caplog):
+    """A run that is resumed after an epoch is exact, as its order is listed again; later it is said that it is not."""
+
+    def batches():
+        return plain(16, sampler=Remembers(16, is_told=is_told))
+
+    fit(tmp_path, batches(), num_epochs=num_epochs)
+    loader, whole = batches(), batches()
+    fit(tmp_path, loader, num_epochs=3)
+    fit(tmp_path / "whole", whole, num_epochs=3)
+
+    is_exact, read = is_told or num_epochs == 1, loader.dataset.read
+    assert caplog.text.count("in another order than those of a run that was not interrupted") == (not is_exact)
+    assert (read == whole.dataset.read[-len(read) :]) is is_exact
+
+
 @pytest.mark.parametrize("make", [plain, in_batches])
 def test_a_resumed_order_is_not_doubted(tmp_path, make, caplog):
     """Within an epoch that is shuffled, by samples or by whole batches."""

@@ -53,6 +53,7 @@ class Content(TypedDict, total=False):
     within: StateDict | None  # the fields of LoaderPlace (loader_place.py); None at the end of an epoch
     streams: dict[str, PassPosition]  # 0.2: places of other loaders whose pass continues from epoch to epoch
     stream_orders: dict[str, Order | None]  # 0.2: length, unit, sampler and seed of each loader's order
+    ended_orders: dict[str, int]  # 0.2: checksums of the orders of samplers that may keep a state
     modes: dict[str, StateDict]  # 0.2: the modules that the user has put into eval(), of each model
     criterion_state_dict: dict[str, StateDict]  # of those with a state
     optimizer_state_dict: dict[str, StateDict]
@@ -116,6 +117,7 @@ class Snapshot:
             "within": LoaderPlace.of(runner).state_dict() if runner.is_within_loader else None,
             "streams": _streams(runner.loaders, runner.loader_key if runner.is_within_loader else None, engine),
             "stream_orders": {key: share_of(loader).described() for key, loader in runner.loaders.items()},
+            "ended_orders": {} if runner.is_within_loader else _ended_orders(runner.loaders),
             "modes": {key: each.state_dict() for key, each in runner.current_run.stage.training_modes.items()},
             "criterion_state_dict": _states(runner.criterion),
             "optimizer_state_dict": {
@@ -197,6 +199,8 @@ class Snapshot:
         state, source, engine = self.state, self.source, runner.engine
         compatibility.check_loader(state["within"], runner.loaders, source)
         compatibility.check_orders(state, runner.loaders, source)
+        for key, checksum in state.get("ended_orders", {}).items():  # absent before 0.2
+            share_of(runner.loaders.get(key)).repeat_order(state["counters"]["epoch_step"], checksum)
         passed = compatibility.resume_settings(runner)
         if "shards" in state:
             # Every rank must enter: rank zero broadcasts the place, and each reads what it needs.
@@ -332,6 +336,11 @@ def _stoppers(callbacks: Mapping[str, ICallback]) -> list[str]:
 def _states(components: Any) -> dict[str, StateDict]:
     methods = {key: StateMembers(each).state_dict for key, each in as_dict(components).items()}
     return {key: method() for key, method in methods.items() if method is not None}
+
+
+def _ended_orders(loaders: Mapping[str, Any]) -> dict[str, int]:
+    found = {key: share_of(each).ended_order() for key, each in loaders.items() if key.startswith("train")}
+    return {key: checksum for key, checksum in found.items() if checksum is not None}
 
 
 def _streams(loaders: Mapping[str, Any], within: str | None, engine: IEngine) -> dict[str, PassPosition]:

@@ -97,6 +97,13 @@ class LoaderShare(ABC):
     def expect(self, fingerprint: int | None) -> None:
         """Warn, when the resumed pass is listed, if it has another fingerprint; valid until the next epoch."""
 
+    def ended_order(self) -> int | None:
+        """Return a checksum of the order of the pass that has ended; None if the order follows from seed and epoch."""
+        return None
+
+    def repeat_order(self, epoch: int, checksum: int) -> None:
+        """List the order of an epoch before the interruption again; warn if it has another checksum."""
+
     def described(self) -> Order | None:
         """Describe the length and order of a pass, which a resumed pass must have as well; None if unknown."""
         return None

@@ -18,7 +18,7 @@ from zlib import crc32
 import torch
 from torch.utils.data import BatchSampler, Dataset, Sampler, SequentialSampler
 
-from runnerkit.sampling.loader_members import SamplerMembers
+from runnerkit.sampling.loader_members import DatasetMembers, SamplerMembers
 from runnerkit.sampling.orders import Order
 from runnerkit.sampling.share import DividedShare, PassPosition
 from runnerkit.seeding.generators import derive_seed, keep_rng, seed_generators
@@ -85,10 +85,21 @@ class IndexedShare(DividedShare, Sampler[Any]):
             return None  # files in lanes, whose order follows from the seed
         if len(self.order) < position:
             return self._expected  # not listed since the pass was resumed
-        try:
-            return crc32(json.dumps(self.order[max(0, position - 1000) : position], default=int).encode())
-        except (TypeError, ValueError):  # indices of another kind
-            return None
+        return _checksum(self.order[max(0, position - 1000) : position])
+
+    def ended_order(self) -> int | None:
+        inner = SamplerMembers(self.sampler).sampler
+        inner = self.sampler if inner is None else inner
+        is_known = tells_its_length(inner) or DatasetMembers(inner).set_epoch is not None
+        return None if is_known or not isinstance(self.order, list) else _checksum(self.order)
+
+    def repeat_order(self, epoch: int, checksum: int) -> None:
+        order = seeded_order(self.sampler, derive_seed(self.seed, "order", epoch))
+        if _checksum(order) != checksum and self.rank == 0:
+            logger.warning(
+                "the next epochs are in another order than those of a run that was not interrupted: %s keeps a state "
+                "of its own; give it a set_epoch(epoch) that determines its order", type(self.sampler).__name__,
+            )  # fmt: skip
 
     def expect(self, fingerprint: int | None) -> None:
         self._expected = fingerprint
@@ -295,6 +306,14 @@ def tells_its_length(sampler: Any) -> bool:
     """
     is_ours = isinstance(sampler, Dataset) or type(sampler).__module__.partition(".")[0] in ("torch", "runnerkit")
     return is_ours or (isinstance(sampler, Sized) and len(sampler) > _LONG)
+
+
+def _checksum(indices: list[Any]) -> int | None:
+    """Return a checksum of indices; None if they are of another kind than numbers and texts."""
+    try:
+        return crc32(json.dumps(indices, default=int).encode())
+    except (TypeError, ValueError):
+        return None
 
 
 def _length(batch: Any) -> int | None:
