@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
 
 from runnerkit import dl
@@ -172,6 +173,41 @@ def test_the_state_of_a_sampler_is_missed_at_an_epochs_end_too(tmp_path, is_told
     is_exact, read = is_told or num_epochs == 1, loader.dataset.read
     assert caplog.text.count("in another order than those of a run that was not interrupted") == (not is_exact)
     assert (read == whole.dataset.read[-len(read) :]) is is_exact
+
+
+class Shuffles(Sampler):
+    """A sampler of a user that draws from torch's generator."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        return iter(torch.randperm(self.length).tolist())
+
+
+@pytest.mark.parametrize(
+    ("first", "length", "rest"),
+    [
+        ({"num_epochs": 2}, 16, {}),
+        ({"num_epochs": 2}, 24, {}),
+        ({"num_epochs": 2}, 16, {"seed": 7}),
+        ({"num_epochs": 3, "num_samples": 24}, 16, {}),
+        ({"num_epochs": 3, "num_samples": 32}, 16, {}),
+    ],
+)
+def test_a_sampler_without_a_state_is_not_doubted_after_an_epoch(tmp_path, first, length, rest, caplog):
+    """Nor if the data or the seed are others now, or if a limit ended the run within an epoch."""
+
+    def batches(length):
+        return DataLoader(Numbers(length), BATCH, sampler=Shuffles(length))
+
+    fit(tmp_path, batches(16), **first)
+    fit(tmp_path, batches(length), num_epochs=4, **rest)
+
+    assert "in another order" not in caplog.text
 
 
 @pytest.mark.parametrize("make", [plain, in_batches])

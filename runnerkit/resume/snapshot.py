@@ -21,7 +21,7 @@ from runnerkit.resume import compatibility, matching, overrides
 from runnerkit.resume.loader_place import LoaderPlace
 from runnerkit.resume.run_weights import RunWeights
 from runnerkit.resume.scored_weights import are_equal
-from runnerkit.sampling.orders import Order
+from runnerkit.sampling.orders import EndedOrder, Order
 from runnerkit.sampling.sharding import share_of
 from runnerkit.sampling.share import PassPosition
 from runnerkit.seeding.generators import rng_state, set_rng_state
@@ -53,7 +53,7 @@ class Content(TypedDict, total=False):
     within: StateDict | None  # the fields of LoaderPlace (loader_place.py); None at the end of an epoch
     streams: dict[str, PassPosition]  # 0.2: places of other loaders whose pass continues from epoch to epoch
     stream_orders: dict[str, Order | None]  # 0.2: length, unit, sampler and seed of each loader's order
-    ended_orders: dict[str, int]  # 0.2: checksums of the orders of samplers that may keep a state
+    ended_orders: dict[str, EndedOrder]  # 0.2: the orders of samplers that may keep a state of their own
     modes: dict[str, StateDict]  # 0.2: the modules that the user has put into eval(), of each model
     criterion_state_dict: dict[str, StateDict]  # of those with a state
     optimizer_state_dict: dict[str, StateDict]
@@ -199,8 +199,8 @@ class Snapshot:
         state, source, engine = self.state, self.source, runner.engine
         compatibility.check_loader(state["within"], runner.loaders, source)
         compatibility.check_orders(state, runner.loaders, source)
-        for key, checksum in state.get("ended_orders", {}).items():  # absent before 0.2
-            share_of(runner.loaders.get(key)).repeat_order(state["counters"]["epoch_step"], checksum)
+        for key, ended in state.get("ended_orders", {}).items():  # absent before 0.2
+            share_of(runner.loaders.get(key)).repeat_order(ended)
         passed = compatibility.resume_settings(runner)
         if "shards" in state:
             # Every rank must enter: rank zero broadcasts the place, and each reads what it needs.
@@ -338,9 +338,9 @@ def _states(components: Any) -> dict[str, StateDict]:
     return {key: method() for key, method in methods.items() if method is not None}
 
 
-def _ended_orders(loaders: Mapping[str, Any]) -> dict[str, int]:
+def _ended_orders(loaders: Mapping[str, Any]) -> dict[str, EndedOrder]:
     found = {key: share_of(each).ended_order() for key, each in loaders.items() if key.startswith("train")}
-    return {key: checksum for key, checksum in found.items() if checksum is not None}
+    return {key: ended for key, ended in found.items() if ended is not None}
 
 
 def _streams(loaders: Mapping[str, Any], within: str | None, engine: IEngine) -> dict[str, PassPosition]:

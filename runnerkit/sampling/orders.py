@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 
 Order: TypeAlias = dict[str, Any]  # length, unit, kind of the sampler and seed
 
+EndedOrder: TypeAlias = dict[str, int]  # epoch, seed, length, and the items that were listed: number and checksum
+
 PREDICT = "predict"  # the key of a loader whose order is kept, as its predictions come in it
 
 

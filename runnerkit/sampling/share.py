@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import Tensor
 
 from runnerkit.sampling.loader_members import SamplerMembers
-from runnerkit.sampling.orders import Order
+from runnerkit.sampling.orders import EndedOrder, Order
 
 if TYPE_CHECKING:
     from runnerkit.sampling.streams.heads import StreamHead
@@ -97,12 +97,12 @@ class LoaderShare(ABC):
     def expect(self, fingerprint: int | None) -> None:
         """Warn, when the resumed pass is listed, if it has another fingerprint; valid until the next epoch."""
 
-    def ended_order(self) -> int | None:
-        """Return a checksum of the order of the pass that has ended; None if the order follows from seed and epoch."""
+    def ended_order(self) -> EndedOrder | None:
+        """Return the order of the last pass, if a sampler may have drawn it from a state of its own."""
         return None
 
-    def repeat_order(self, epoch: int, checksum: int) -> None:
-        """List the order of an epoch before the interruption again; warn if it has another checksum."""
+    def repeat_order(self, ended: EndedOrder) -> None:
+        """List the order of a pass before the interruption again, and warn if it is another one."""
 
     def described(self) -> Order | None:
         """Describe the length and order of a pass, which a resumed pass must have as well; None if unknown."""

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import BatchSampler, Dataset, Sampler, SequentialSampler
 
 from runnerkit.sampling.loader_members import DatasetMembers, SamplerMembers
-from runnerkit.sampling.orders import Order
+from runnerkit.sampling.orders import EndedOrder, Order
 from runnerkit.sampling.share import DividedShare, PassPosition
 from runnerkit.seeding.generators import derive_seed, keep_rng, seed_generators
 
@@ -87,19 +87,28 @@ class IndexedShare(DividedShare, Sampler[Any]):
             return self._expected  # not listed since the pass was resumed
         return _checksum(self.order[max(0, position - 1000) : position])
 
-    def ended_order(self) -> int | None:
+    def ended_order(self) -> EndedOrder | None:
         inner = SamplerMembers(self.sampler).sampler
         inner = self.sampler if inner is None else inner
-        is_known = tells_its_length(inner) or DatasetMembers(inner).set_epoch is not None
-        return None if is_known or not isinstance(self.order, list) else _checksum(self.order)
+        if tells_its_length(inner) or DatasetMembers(inner).set_epoch is not None or not isinstance(self.order, list):
+            return None
+        checksum = _checksum(self.order) if self.order else None
+        if checksum is None:
+            return None
+        length, num_listed = len(self.sampler), len(self.order)
+        return {"epoch": self.epoch, "seed": self.seed, "length": length, "listed": num_listed, "checksum": checksum}
 
-    def repeat_order(self, epoch: int, checksum: int) -> None:
-        order = seeded_order(self.sampler, derive_seed(self.seed, "order", epoch))
-        if _checksum(order) != checksum and self.rank == 0:
+    def repeat_order(self, ended: EndedOrder) -> None:
+        if (ended["seed"], ended["length"]) != (self.seed, len(self.sampler)):
+            return
+        seed = derive_seed(self.seed, "order", ended["epoch"])
+        order = seeded_order(self.sampler, seed, at_most=ended["listed"])
+        if _checksum(order) != ended["checksum"] and self.rank == 0:
             logger.warning(
                 "the next epochs are in another order than those of a run that was not interrupted: %s keeps a state "
-                "of its own; give it a set_epoch(epoch) that determines its order", type(self.sampler).__name__,
-            )  # fmt: skip
+                "of its own, or was made otherwise; give it a set_epoch(epoch) that determines its order",
+                type(self.sampler).__name__,
+            )
 
     def expect(self, fingerprint: int | None) -> None:
         self._expected = fingerprint
