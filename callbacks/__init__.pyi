@@ -48,6 +48,8 @@ from runnerkit.callbacks.metrics.segmentation import DiceCallback as DiceCallbac
 from runnerkit.callbacks.metrics.segmentation import IOUCallback as IOUCallback
 from runnerkit.callbacks.metrics.segmentation import TrevskyCallback as TrevskyCallback
 from runnerkit.callbacks.metrics.segmentation import TverskyCallback as TverskyCallback
+from runnerkit.callbacks.metrics.sklearn_metric import SklearnBatchCallback as SklearnBatchCallback
+from runnerkit.callbacks.metrics.sklearn_metric import SklearnLoaderCallback as SklearnLoaderCallback
 from runnerkit.callbacks.metrics.sklearn_model import SklearnModelCallback as SklearnModelCallback
 from runnerkit.callbacks.monitor.dashboard import RichDashboardCallback as RichDashboardCallback
 from runnerkit.callbacks.monitor.gradient_norm import GradNormCallback as GradNormCallback
@@ -137,6 +139,8 @@ __all__ = [
     "RunSummaryCallback",
     "SWACallback",
     "SchedulerCallback",
+    "SklearnBatchCallback",
+    "SklearnLoaderCallback",
     "SklearnModelCallback",
     "SoftUpdateCallaback",
     "SoftUpdateCallback",

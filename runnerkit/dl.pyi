@@ -96,6 +96,8 @@ __all__ = [
     "SelfSupervisedRunner",
     "SequenceRows",
     "ShardedFiles",
+    "SklearnBatchCallback",
+    "SklearnLoaderCallback",
     "SklearnModelCallback",
     "SoftUpdateCallback",
     "SupervisedRunner",

@@ -15,9 +15,10 @@ from runnerkit.engines.launch.process_group_engine import ProcessGroupOptions
 
 TRAIN = inspect.signature(dl.SupervisedRunner.train).parameters
 # Functions whose **kwargs have names from the user: arguments of `predict_batch`, a model, a pruning function or a
-# scikit-learn class, keys of loaders, or arguments of `wandb.init` and Comet's `ExperimentConfig`, which vary.
+# class or function of scikit-learn, keys of loaders, or arguments of `wandb.init` and Comet's `ExperimentConfig`.
 OPEN = {"predict_batch", "predict_loader", "predict_to", "predict_frame", "trace_model", "onnx_export", "prune_model"}
 OPEN |= {"BatchOverfitCallback", "PeriodicLoaderCallback", "SklearnModelCallback", "CometLogger", "WandbLogger"}
+OPEN |= {"SklearnBatchCallback", "SklearnLoaderCallback"}
 
 
 def public_functions():

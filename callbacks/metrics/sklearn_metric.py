@@ -1,0 +1,129 @@
+"""Metrics of scikit-learn, by the names of its functions."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runnerkit.callbacks.metrics.metric import FunctionalBatchMetricCallback
+from runnerkit.callbacks.metrics.parts.object_metric import ObjectMetricCallback
+from runnerkit.errors import did_you_mean
+from runnerkit.metrics.metric import SamplesMetric
+from runnerkit.support.arguments import check_flags, check_mappings, check_strings
+from runnerkit.support.function_members import FunctionMembers
+
+__all__ = ["SklearnBatchCallback", "SklearnLoaderCallback"]
+
+
+class _OfTensors:
+    """A function of arrays that takes tensors and returns a () tensor."""
+
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        self.function, self.options = function, options
+
+    def __call__(self, **named: Tensor) -> Tensor:
+        arrays = {name: _as_array(each) for name, each in named.items()}
+        number = np.asarray(self.function(**arrays, **self.options))
+        if number.size != 1:
+            name = FunctionMembers(self.function).own_name or "the function"
+            raise ValueError(f"{name} returned {number.size} numbers, but a metric is one: pass average=, or the like")
+        return torch.tensor(number.item(), dtype=torch.float64)
+
+
+class _SklearnMetric(SamplesMetric):
+    def __init__(self, function: _OfTensors, name: str, arguments: tuple[str, ...]) -> None:
+        super().__init__([name])
+        self.function, self.name, self.arguments = function, name, arguments
+
+    def columns(self, **named: Tensor) -> list[Tensor]:
+        return [torch.as_tensor(named[name]) for name in self.arguments]
+
+    def values(self, *columns: Tensor) -> dict[str, Tensor]:
+        return {self.name: self.function(**dict(zip(self.arguments, columns, strict=True)))}
+
+
+class SklearnLoaderCallback(ObjectMetricCallback):
+    """A metric of scikit-learn over all samples of a loader and of all processes, computed once at the loader's end.
+
+    Args:
+        keys: {argument of the function: key of ``runner.batch``}; each value has a row for each sample.
+        metric_fn: name of a function of ``sklearn.metrics``, such as "roc_auc_score", or any function of NumPy arrays
+            that returns one number.
+        metric_key: name to log.
+        metric_kwargs: further arguments of the function.
+    Raises:
+        ImportError: scikit-learn is not installed.
+        ValueError: it lacks a function of this name.
+
+    >>> SklearnLoaderCallback({"y_score": "scores", "y_true": "targets"}, "roc_auc_score", "auc").provides
+    ('auc',)
+    """
+
+    def __init__(
+        self, keys: Mapping[str, str], metric_fn: Callable[..., Any] | str, metric_key: str, **metric_kwargs: Any
+    ) -> None:
+        function = _OfTensors(_checked(self, keys, metric_fn, metric_key), metric_kwargs)
+        metric = _SklearnMetric(function, metric_key, tuple(keys))
+        super().__init__(metric, log_on_batch=False, named={key: argument for argument, key in keys.items()})
+
+
+class SklearnBatchCallback(FunctionalBatchMetricCallback):
+    """A metric of scikit-learn for each batch, and its mean over the loader weighted by batch size.
+
+    Such a mean is the value over the loader for few metrics, as the accuracy; :class:`SklearnLoaderCallback` computes
+    that. Each batch waits for the device.
+
+    Args:
+        keys, metric_fn, metric_key, metric_kwargs: see :class:`SklearnLoaderCallback`.
+        log_on_batch: whether to put the batch's value into ``runner.batch_metrics``.
+
+    >>> SklearnBatchCallback({"y_pred": "labels", "y_true": "targets"}, "f1_score", "f1", average="macro").provides
+    ('f1',)
+    """
+
+    def __init__(
+        self,
+        keys: Mapping[str, str],
+        metric_fn: Callable[..., Any] | str,
+        metric_key: str,
+        log_on_batch: bool = True,
+        **metric_kwargs: Any,
+    ) -> None:
+        check_flags(self, log_on_batch=log_on_batch)
+        function = _OfTensors(_checked(self, keys, metric_fn, metric_key), metric_kwargs)
+        super().__init__(
+            function, input_key={key: argument for argument, key in keys.items()}, target_key=[], metric_key=metric_key,
+            log_on_batch=log_on_batch,
+        )  # fmt: skip
+
+
+def _checked(owner: Any, keys: Any, metric_fn: Any, metric_key: Any) -> Callable[..., Any]:
+    kind = type(owner).__name__
+    check_mappings(kind, keys=keys)
+    check_strings(owner, metric_key=metric_key, **keys)
+    if callable(metric_fn):
+        function: Callable[..., Any] = metric_fn
+        return function
+    if not isinstance(metric_fn, str):
+        raise TypeError(
+            f"{kind}: metric_fn must be a function, or the name of one of sklearn.metrics, got {metric_fn!r}"
+        )
+    try:
+        metrics = importlib.import_module("sklearn.metrics")
+    except ImportError:
+        raise ImportError(f"{kind} needs scikit-learn: pip install scikit-learn") from None
+    if metric_fn not in metrics.__all__:
+        raise ValueError(f"sklearn.metrics lacks {metric_fn!r}" + did_you_mean(metric_fn, metrics.__all__))
+    named: Callable[..., Any] = getattr(metrics, metric_fn)
+    return named
+
+
+def _as_array(values: Any) -> np.ndarray[Any, Any]:
+    tensor = torch.as_tensor(values).detach()
+    array: np.ndarray[Any, Any] = (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).cpu().numpy()
+    return array
