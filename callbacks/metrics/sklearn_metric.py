@@ -67,9 +67,9 @@ class SklearnLoaderCallback(ObjectMetricCallback):
     def __init__(
         self, keys: Mapping[str, str], metric_fn: Callable[..., Any] | str, metric_key: str, **metric_kwargs: Any
     ) -> None:
-        function = _OfTensors(_checked(self, keys, metric_fn, metric_key), metric_kwargs)
+        function = _of_tensors(self, keys, metric_fn, metric_key, metric_kwargs)
         metric = _SklearnMetric(function, metric_key, tuple(keys))
-        super().__init__(metric, log_on_batch=False, named={key: argument for argument, key in keys.items()})
+        super().__init__(metric, log_on_batch=False, named=_by_key(keys))
 
 
 class SklearnBatchCallback(FunctionalBatchMetricCallback):
@@ -95,20 +95,22 @@ class SklearnBatchCallback(FunctionalBatchMetricCallback):
         **metric_kwargs: Any,
     ) -> None:
         check_flags(self, log_on_batch=log_on_batch)
-        function = _OfTensors(_checked(self, keys, metric_fn, metric_key), metric_kwargs)
+        function = _of_tensors(self, keys, metric_fn, metric_key, metric_kwargs)
         super().__init__(
-            function, input_key={key: argument for argument, key in keys.items()}, target_key=[], metric_key=metric_key,
-            log_on_batch=log_on_batch,
-        )  # fmt: skip
+            function, input_key=_by_key(keys), target_key=[], metric_key=metric_key, log_on_batch=log_on_batch
+        )
 
 
-def _checked(owner: Any, keys: Any, metric_fn: Any, metric_key: Any) -> Callable[..., Any]:
+def _by_key(keys: Mapping[str, str]) -> dict[str, str]:
+    return {key: argument for argument, key in keys.items()}
+
+
+def _of_tensors(owner: Any, keys: Any, metric_fn: Any, metric_key: Any, options: Mapping[str, Any]) -> _OfTensors:
     kind = type(owner).__name__
     check_mappings(kind, keys=keys)
     check_strings(owner, metric_key=metric_key, **keys)
     if callable(metric_fn):
-        function: Callable[..., Any] = metric_fn
-        return function
+        return _OfTensors(metric_fn, options)
     if not isinstance(metric_fn, str):
         raise TypeError(
             f"{kind}: metric_fn must be a function, or the name of one of sklearn.metrics, got {metric_fn!r}"
@@ -119,8 +121,7 @@ def _checked(owner: Any, keys: Any, metric_fn: Any, metric_key: Any) -> Callable
         raise ImportError(f"{kind} needs scikit-learn: pip install scikit-learn") from None
     if metric_fn not in metrics.__all__:
         raise ValueError(f"sklearn.metrics lacks {metric_fn!r}" + did_you_mean(metric_fn, metrics.__all__))
-    named: Callable[..., Any] = getattr(metrics, metric_fn)
-    return named
+    return _OfTensors(getattr(metrics, metric_fn), options)
 
 
 def _as_array(values: Any) -> np.ndarray[Any, Any]:

@@ -88,8 +88,7 @@ class IndexedShare(DividedShare, Sampler[Any]):
         return _checksum(self.order[max(0, position - 1000) : position])
 
     def ended_order(self) -> EndedOrder | None:
-        inner = SamplerMembers(self.sampler).sampler
-        inner = self.sampler if inner is None else inner
+        inner = _innermost(self.sampler)
         if tells_its_length(inner) or DatasetMembers(inner).set_epoch is not None or not isinstance(self.order, list):
             return None
         checksum = _checksum(self.order) if self.order else None
@@ -317,6 +316,12 @@ def tells_its_length(sampler: Any) -> bool:
     return is_ours or (isinstance(sampler, Sized) and len(sampler) > _LONG)
 
 
+def _innermost(sampler: Any) -> Any:
+    """Return the sampler that draws: a BatchSampler holds it."""
+    inner = SamplerMembers(sampler).sampler
+    return sampler if inner is None else inner
+
+
 def _checksum(indices: list[Any]) -> int | None:
     """Return a checksum of indices; None if they are of another kind than numbers and texts."""
     try:
@@ -334,8 +339,7 @@ def seeded_order(sampler: Any, seed: int, *, at_most: int = sys.maxsize) -> list
 
     The generators of the process and that of the sampler are restored.
     """
-    inner = SamplerMembers(sampler).sampler  # a BatchSampler holds the one that draws
-    generator = SamplerMembers(sampler if inner is None else inner).generator
+    generator = SamplerMembers(_innermost(sampler)).generator
     with keep_rng():
         seed_generators(seed)
         if not isinstance(generator, torch.Generator):
