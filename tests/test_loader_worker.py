@@ -12,6 +12,7 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 
 from runnerkit.sampling.loader_worker import watch_workers
+from tests.alive import is_alive
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="WorkerStart handles signals on Linux only")
 OPTIONS = {"capture_output": True, "text": True, "timeout": 120, "check": False}
@@ -21,6 +22,7 @@ SCRIPT = textwrap.dedent(
     import psutil
     from torch.utils.data import DataLoader
     from runnerkit.sampling.loader_worker import WorkerStart
+    from tests.alive import is_alive
 
     if __name__ == "__main__":
         workers = {"num_workers": 1, "multiprocessing_context": sys.argv[1]}
@@ -31,7 +33,7 @@ SCRIPT = textwrap.dedent(
         worker = psutil.Process(batches._workers[0].pid)
         batches._workers[0].terminate()
         deadline = time.monotonic() + 10
-        while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
+        while is_alive(worker):
             if time.monotonic() > deadline:
                 worker.kill()
                 sys.exit("the worker ignores SIGTERM")
@@ -115,7 +117,7 @@ def test_a_killed_worker_is_named_although_torch_told_it_where_nobody_heard():
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def first_symptom():
-        while psutil.Process(batches._workers[0].pid).status() != psutil.STATUS_ZOMBIE:
+        while is_alive(psutil.Process(batches._workers[0].pid)):
             time.sleep(0.01)
         yield from ()
         raise ConnectionResetError

@@ -18,6 +18,7 @@ from typing import TextIO
 
 import psutil
 
+from tests.alive import is_alive
 from tests.engines.launch_commands import MPIRUN, PYTHON, TORCHRUN
 from tests.faults import proxy
 from tests.faults.drill import Tally, report
@@ -63,7 +64,7 @@ def attempt(
     family: set[psutil.Process] = set()
     killed_at = None
     deadline = time.monotonic() + LIMIT_S
-    while parent.is_running() and parent.status() != psutil.STATUS_ZOMBIE:
+    while is_alive(parent):
         if time.monotonic() > deadline:
             for each in (parent, *family):
                 with suppress(psutil.NoSuchProcess):
@@ -78,7 +79,7 @@ def attempt(
                 killed_at, deadline = time.monotonic(), time.monotonic() + LIMIT_S
         time.sleep(0.02)
     code = parent.wait()
-    while left := [each for each in family if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]:
+    while left := [each for each in family if is_alive(each)]:
         if time.monotonic() > deadline:
             for each in left:
                 each.kill()

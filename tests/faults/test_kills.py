@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from runnerkit import dl
 from runnerkit.checkpoints.fault import fault_of
 from runnerkit.checkpoints.folder import CheckpointFolder
+from tests.alive import is_alive
 from tests.engines.launch_commands import MPIRUN, PYTHON, TORCHRUN
 from tests.tiny import train
 
@@ -72,12 +73,7 @@ class Job:
 
     def left(self):
         """Return the processes that are still running."""
-        found = []
-        for each in self.family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if each.is_running() and each.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-                    found.append(each)
-        return found
+        return [each for each in self.family if is_alive(each)]
 
     def end(self):
         for each in self.left():

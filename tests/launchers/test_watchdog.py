@@ -9,6 +9,7 @@ import time
 import psutil
 import pytest
 
+from tests.alive import is_alive
 from tests.launchers.jobs import ROOT, wait_until
 
 pytestmark = [
@@ -85,7 +86,7 @@ def fill(server):
 def assert_lives(process, seconds):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        assert process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        assert is_alive(process)
         time.sleep(0.1)
 
 
@@ -120,6 +121,6 @@ def test_the_watchdog_goes_when_it_is_not_needed(start, worker, then, ends):
     """It does not touch the agent and does not stay behind."""
     agent, watchdog = start(worker, then)
 
-    wait_until(lambda: not watchdog.is_running() or watchdog.status() == psutil.STATUS_ZOMBIE, 20, lambda: agent.output)
+    wait_until(lambda: not is_alive(watchdog), 20, lambda: agent.output)
     assert agent.wait(10) == 0 if ends else agent.process.poll() is None
     assert "nobody answers" not in agent.output
