@@ -158,8 +158,11 @@ class SupervisedRunner(Runner):
         else:
             output = self.model(**dict(zip(self._arguments.values(), inputs, strict=True)), **kwargs)
         if isinstance(self.output_key, str):
-            if type(output) is not Tensor and _is_model_output(output):  # most are tensors; the check takes calls
-                return {**output}
+            if type(output) is not Tensor:  # most are; the check takes calls
+                if _is_model_output(output):
+                    return {**output}
+                if output is None:
+                    raise TypeError("the model returned None; is a return missing in its forward?")
             return {self.output_key: output}
         if isinstance(self.output_key, dict):
             return {name: output[key] for key, name in self.output_key.items()}

@@ -17,6 +17,7 @@ from runnerkit.logger import ILogger
 from runnerkit.loop import checks
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.component_checks import check_components
+from runnerkit.loop.own_names import check_initialized
 from runnerkit.loop.run import Run
 from runnerkit.monitor import Mode
 from runnerkit.passes.engine_in_use import borrow_engine
@@ -182,6 +183,7 @@ class Runner(IRunner):
         Raises:
             ValueError, TypeError, KeyError, OSError: an argument is invalid; raised before training.
         """
+        check_initialized(self)
         model, engine = model if model is not None else self.model, self._own_engine if engine is None else engine
         arguments = locals().copy()
         del arguments["self"]

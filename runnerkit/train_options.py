@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 # Arguments of Catalyst, Keras, Lightning and transformers, and the one of `train`.
 ELSEWHERE = {
+    "accelerator": "engine", "device": "engine", "learning_rate": "optimizer", "lr": "optimizer", "strategy": "engine",
     "clip": "gradient_clip", "clip_grad_norm": "gradient_clip", "dataloaders": "loaders", "epochs": "num_epochs",
     "grad_clip": "gradient_clip", "grad_clip_norm": "gradient_clip", "max_grad_norm": "gradient_clip",
     "gradient_accumulation_steps": "accumulation_steps", "gradient_clip_val": "gradient_clip",

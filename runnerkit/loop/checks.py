@@ -74,6 +74,30 @@ def check_loaders(loaders: Any) -> dict[str, Any]:
     return dict(loaders)
 
 
+def check_made(hook: str, made: Any, *, example: str) -> dict[str, Any]:
+    """Return what a hook made by key, such as callbacks.
+
+    Raises:
+        TypeError: it returned something else than a dict.
+    """
+    if not isinstance(made, Mapping):
+        raise TypeError(f"{hook} must return a dict such as {example}, got {type(made).__name__}")
+    return dict(made)
+
+
+def check_stages(stages: Any) -> list[str]:
+    """Return the names of a run's stages.
+
+    Raises:
+        TypeError, ValueError: there is none, or they are one str, each of whose letters would be a stage.
+    """
+    if isinstance(stages, str) or not isinstance(stages, Iterable):
+        raise TypeError(f"stages must be a list of names, got {stages!r}; write stages = ['train']")
+    if not (names := list(stages)):
+        raise ValueError("stages is empty, so nothing would run; write stages = ['train']")
+    return names
+
+
 def check_trains(loaders: Iterable[str], *, has_optimizer: bool, stage: str = "train") -> str | None:
     """Return a warning if a run with an optimizer trains on no loader, otherwise None.
 

@@ -99,7 +99,8 @@ class Stage(ProcessState):
         if run.given_hooks is None:  # not an evaluation
             self._check_trains(runner)
         self.monitor = None if run.monitor is None else run.monitor.among(runner.loaders)
-        runner.callbacks = dict(call_hook(hooks.get_callbacks, stage=key))
+        callbacks = call_hook(hooks.get_callbacks, stage=key)
+        runner.callbacks = checks.check_made("get_callbacks", callbacks, example="{'timer': dl.TimerCallback()}")
         checks.check_callbacks(runner.callbacks, runner.loaders)
         if run.given_hooks is None:
             schedulers.check_stepped(runner)
