@@ -44,9 +44,8 @@ def add_context(runner: IRunner, error: BaseException) -> None:
             "model's attributes, to be read"
         )
     elif isinstance(runner.batch, Mapping) and _is_about_a_key(error):
-        error.add_note(
-            f"the batch is a dict, and unpacking it gives its keys: read batch[{next(iter(runner.batch), 'features')!r}]"
-        )
+        key = next(iter(runner.batch), "features")
+        error.add_note(f"the batch is a dict, and unpacking it gives its keys: read batch[{key!r}]")
     elif explained := runner.engine.explain(error, models):
         error.add_note(explained)
 
