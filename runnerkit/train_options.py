@@ -298,6 +298,11 @@ class TrainOptions:
         trains_nothing = checks.check_trains(self.loaders, has_optimizer=self.optimizer is not None)
         if trains_nothing is not None:
             raise ValueError(trains_nothing)
+        if self.valid_every_steps is not None and all(key.startswith("train") for key in loaders):
+            log.warning(
+                "valid_every_steps=%s evaluates nothing, as each of the loaders %s is trained on: add one, such as "
+                "'valid'", self.valid_every_steps, sorted(loaders),
+            )  # fmt: skip
         self._warn_of_iterators(self.loaders)
 
     def _warn_of_iterators(self, loaders: Mapping[str, Any]) -> None:

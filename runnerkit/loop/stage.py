@@ -198,6 +198,8 @@ class Stage(ProcessState):
         engine, key = runner.engine, runner.stage_key
         with engine.making_model(seed=runner.seed):
             model = call_hook(hooks.get_model, stage=key)
+        if model is None:
+            raise TypeError("get_model returned None; is a return missing?")
         runner.model = like(model, {name: engine.prepare_model(each) for name, each in as_dict(model).items()})
         runner.criterion = call_hook(hooks.get_criterion, stage=key)
         for criterion in as_dict(runner.criterion).values():
