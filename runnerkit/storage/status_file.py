@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from runnerkit.storage.atomic_file import write_text
+from runnerkit.support.platform import exists
 from runnerkit.support.strict_json import strict_json
 
 FILE = "status.json"
