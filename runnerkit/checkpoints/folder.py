@@ -208,7 +208,7 @@ class CheckpointFolder:
         path = next(filter(is_checkpoint, (self.folder / f"{alias}.pth", self.folder / alias)), None)
         if path is None:
             have = ", ".join(record.name for record in self.records) or "none"
-            hint = "; a run without a monitor has no best one: pass which='last'" * (alias == "best" and have != "none")
+            hint = "; without a monitor, a run selects no best one: pass which='last'" * (alias == "best" and have != "none")
             raise FileNotFoundError(
                 f"no checkpoint is called {alias!r} in {shown(self.folder)}; its checkpoints: {have}{hint}"
             )
