@@ -472,7 +472,7 @@ class Steps(Hooks):
 
 FORGOTTEN = {
     "callbacks": ({"get_callbacks": lambda self: [dl.TimerCallback()]}, TypeError, "get_callbacks .* a dict .* list"),
-    "loggers": ({"get_loggers": lambda self: None}, TypeError, "get_loggers .* a dict .* got NoneType"),
+    "loggers": ({"get_loggers": lambda self: None}, TypeError, "loggers must be a dict .* got NoneType"),
     "one stage": ({"stages": "train"}, TypeError, "stages must be a list of names, got 'train'"),
     "no stage": ({"stages": ()}, ValueError, "stages is empty"),
     "model": ({"get_model": lambda self: None}, TypeError, "get_model returned None"),
@@ -499,6 +499,13 @@ def test_a_hook_that_forgets_something_is_named(name):
 
     with pytest.raises(error, match=message):
         type("Wrong", (Steps,), members)("train").run()
+
+
+def test_a_logger_that_is_none_is_left_out_by_the_hook_too():
+    """``None`` disables a logger, as in ``train``."""
+    runner = type("Quiet", (Hooks,), {"get_loggers": lambda self: {"mine": None}})("train").run()
+
+    assert runner.epoch_step == 1
 
 
 def test_keys_of_several_optimizers_are_explained():

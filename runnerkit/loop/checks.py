@@ -74,17 +74,6 @@ def check_loaders(loaders: Any) -> dict[str, Any]:
     return dict(loaders)
 
 
-def check_made(hook: str, made: Any, *, example: str) -> dict[str, Any]:
-    """Return what a hook made by key, such as callbacks.
-
-    Raises:
-        TypeError: it returned something else than a dict.
-    """
-    if not isinstance(made, Mapping):
-        raise TypeError(f"{hook} must return a dict such as {example}, got {type(made).__name__}")
-    return dict(made)
-
-
 def check_stages(stages: Any) -> list[str]:
     """Return the names of a run's stages.
 
@@ -319,6 +308,11 @@ def check_callbacks(callbacks: Mapping[str, ICallback], loaders: Mapping[str, An
     Raises:
         TypeError, ValueError: with the callback's key.
     """
+    if not isinstance(callbacks, Mapping):
+        raise TypeError(
+            "get_callbacks must return a dict such as {'timer': dl.TimerCallback()}, got "
+            f"{type(callbacks).__name__}; is a return missing?"
+        )
     savers: dict[Path, str] = {}
     for key, callback in callbacks.items():
         if isinstance(callback, type):

@@ -277,7 +277,6 @@ class Run(ProcessState):
         if runner.engine.is_main_process:
             self.resume_point.leave_branch(runner)
             loggers = self.hooks_of(runner).get_loggers()
-            loggers = checks.check_made("get_loggers", loggers, example="{'console': dl.ConsoleLogger()}")
             self.logs.open(runner, loggers, resumed_at=self.resume_point.logged_step(runner))
             self.status.open(runner, self.logs.logdirs)
 

@@ -100,8 +100,8 @@ class Stage(ProcessState):
             self._check_trains(runner)
         self.monitor = None if run.monitor is None else run.monitor.among(runner.loaders)
         callbacks = call_hook(hooks.get_callbacks, stage=key)
-        runner.callbacks = checks.check_made("get_callbacks", callbacks, example="{'timer': dl.TimerCallback()}")
-        checks.check_callbacks(runner.callbacks, runner.loaders)
+        checks.check_callbacks(callbacks, runner.loaders)
+        runner.callbacks = dict(callbacks)
         if run.given_hooks is None:
             schedulers.check_stepped(runner)
             parameter_checks.warn_of_lost_weights(runner)
