@@ -508,6 +508,65 @@ def test_a_logger_that_is_none_is_left_out_by_the_hook_too():
     assert runner.epoch_step == 1
 
 
+@pytest.mark.parametrize("call", ["evaluate_loader", "predict_loader"])
+def test_a_runner_that_is_not_initialized_says_so(call):
+    """Its ``__init__`` must call that of the base class, whatever is called first."""
+    runner = type("Wrong", (dl.SupervisedRunner,), {"__init__": lambda self: None})()
+
+    with pytest.raises(TypeError, match=r"Wrong.__init__ must call super\(\)"):
+        [*getattr(runner, call)(loader(8, 4), model=mlp())]
+
+
+def test_two_lengths_of_a_run_contradict_each_other():
+    """Otherwise the one that is passed to ``train`` would be ignored."""
+    runner = type("Long", (dl.SupervisedRunner,), {"num_epochs": 3})()
+
+    with pytest.raises(ValueError, match=r"num_epochs=2\) contradicts Long.num_epochs, 3"):
+        train(runner=runner, num_epochs=2)
+
+
+class Two(nn.Linear):
+    def __init__(self, kind):
+        super().__init__(6, 3)
+        self.kind = kind
+
+    def forward(self, features):
+        return self.kind([("logits", super().forward(features)), ("hidden", features)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "output_key", "error", "message"),
+    [
+        (dict, ["logit", "hidden"], KeyError, r"output_key \['logit'\]: .*; did you mean 'logits'"),
+        (dict, {"logit": "logits"}, KeyError, r"output_key \['logit'\]: .*; did you mean 'logits'"),
+        (lambda parts: [part for _, part in parts], ["logits"], TypeError, "names 1 outputs, but .* a list of 2"),
+        (lambda parts: parts[0][1], ["logits", "hidden"], TypeError, "names 2 outputs, but .* a Tensor"),
+        (lambda parts: parts[0][1], {"logits": "logits"}, TypeError, "names 1 outputs, but .* a Tensor"),
+    ],
+)
+def test_outputs_of_the_model_under_other_names_are_named(kind, output_key, error, message):
+    """The rows of a tensor are not taken for several outputs, not even if the batch has as many."""
+    with pytest.raises(error, match=message):
+        train(Two(kind), runner=dl.SupervisedRunner(output_key=output_key), loaders={"train": loader(4, 2)})
+
+
+def test_outputs_in_a_dict_are_chosen_by_a_list_of_keys():
+    """The keys themselves were taken for the outputs."""
+    runner = train(Two(dict), runner=dl.SupervisedRunner(output_key=["logits"]))
+
+    assert runner.epoch_metrics["train"]["loss"] > 0
+
+
+def test_a_criterion_that_does_not_take_all_outputs_says_how_to_choose():
+    """Several outputs are arguments of the criterion by their names."""
+    runner = dl.SupervisedRunner(output_key=["logits", "hidden"])
+
+    with pytest.raises(TypeError) as raised:
+        train(Two(lambda parts: [part for _, part in parts]), runner=runner)
+
+    assert "CriterionCallback('logits', 'targets')" in raised.value.__notes__[0]
+
+
 def test_keys_of_several_optimizers_are_explained():
     """A callback without a key, and one whose key is not needed, are told apart from a misspelt key."""
     model = mlp()

@@ -83,4 +83,12 @@ class CriterionCallback(ICriterionCallback):
         keys = self._keys or self._find_keys(runner)  # a wrapper may leave out the stage's start
         arguments, keyword_arguments = pick(runner, *keys, reader="CriterionCallback")
         with self._autocast or runner.engine.autocast():
-            runner.batch_metrics[self.metric_key] = criterion(*arguments, **keyword_arguments)
+            try:
+                runner.batch_metrics[self.metric_key] = criterion(*arguments, **keyword_arguments)
+            except TypeError as error:
+                if keyword_arguments:
+                    error.add_note(
+                        f"the criterion got the arguments {list(keyword_arguments)} by name: to choose parts of the "
+                        "batch, pass for example callbacks=[dl.CriterionCallback('logits', 'targets')]"
+                    )
+                raise
