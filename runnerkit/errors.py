@@ -54,7 +54,7 @@ def check_component(reader: object, kind: str, key: str | None, known: Mapping[s
             f"train, or return it in get_{kind}"
         )
     if "" in known:
-        raise UnknownKeyError(f"{name} needs {kind} {key!r}, but the runner has one {kind} without a key: pass none")
+        raise UnknownKeyError(f"{name} needs {kind} {key!r}; the runner has one, without a key: leave {kind}_key out")
     if not key:
         raise UnknownKeyError(f"{name} needs one {kind}; the runner has {sorted(known)}: pass {kind}_key=, one of them")
     raise UnknownKeyError(f"{name} needs {kind} {key!r}; the runner has {sorted(known)}{did_you_mean(key, known)}")

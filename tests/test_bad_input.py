@@ -574,7 +574,7 @@ def test_keys_of_several_optimizers_are_explained():
 
     with pytest.raises(KeyError, match=r"one optimizer; .*\['a', 'b'\]: pass optimizer_key="):
         train(model, optimizer=two, callbacks=[dl.BackwardCallback(), dl.OptimizerCallback()])
-    with pytest.raises(KeyError, match="one optimizer without a key: pass none"):
+    with pytest.raises(KeyError, match="the runner has one, without a key: leave optimizer_key out"):
         train(callbacks=[dl.BackwardCallback(), dl.OptimizerCallback(optimizer_key="a")])
 
 
