@@ -142,7 +142,7 @@ class OwnSteps:
 
 def _chosen(optimizers: Any, wanted: Optimizers) -> list[Any]:
     by_key = as_dict(optimizers)
-    if wanted is None:
+    if wanted is None and not by_key:
         check_component("learn()", "optimizer", None, by_key)
     chosen = [*wanted] if isinstance(wanted, list | tuple) else [wanted or ""]
     missing = [each for each in chosen if isinstance(each, str) and each not in by_key]
