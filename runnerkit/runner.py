@@ -19,7 +19,7 @@ from runnerkit.logger import ILogger, Step
 from runnerkit.loop import media
 from runnerkit.loop.hooks import call_hook
 from runnerkit.loop.loader_pass import Pass
-from runnerkit.loop.own_names import OwnAttribute, check_names
+from runnerkit.loop.own_names import OwnAttribute, check_initialized, check_names
 from runnerkit.loop.run import Run
 from runnerkit.resume.overrides import Source
 from runnerkit.steps.budget import Budget
@@ -342,6 +342,7 @@ class IRunner(IListener):
         """
         from runnerkit.engines.by_name import commanded_engine, named_engine  # `runnerkit run SCRIPT.py --engine ...`
 
+        check_initialized(self)
         self._reset()
         run = self.current_run
         commanded = None if run.given_hooks else commanded_engine()

@@ -34,8 +34,9 @@ class SupervisedRunner(Runner):
         engine: an engine or its name, such as "ddp"; may also be passed to `train`.
         input_key: batch keys passed to the model: one as its first argument, a list as the arguments of the same names,
             or {batch key: argument name}.
-        output_key: name of the model's output; a list of names for a tuple, {key: new name} for a dict. The outputs of
-            a ``ModelOutput`` of transformers keep their names, and without a criterion its "loss" is the loss.
+        output_key: name of the model's output; a list of names for a tuple, or of keys of a dict; {key: new name} for
+            a dict. The outputs of a ``ModelOutput`` of transformers keep their names, and without a criterion its
+            "loss" is the loss.
         target_key: batch keys passed to the criterion in addition to the output.
         loss_key: name of the loss among the metrics.
 
@@ -158,12 +159,23 @@ class SupervisedRunner(Runner):
         else:
             output = self.model(**dict(zip(self._arguments.values(), inputs, strict=True)), **kwargs)
         if isinstance(self.output_key, str):
-            if type(output) is not Tensor and _is_model_output(output):  # most are tensors; the check takes calls
-                return {**output}
+            if type(output) is not Tensor:  # most are; the check takes calls
+                if _is_model_output(output):
+                    return {**output}
+                if output is None:
+                    raise TypeError("the model returned None; is a return missing in its forward?")
             return {self.output_key: output}
-        if isinstance(self.output_key, dict):
-            return {name: output[key] for key, name in self.output_key.items()}
-        return dict(zip(self.output_key, output, strict=True))
+        names = self.output_key
+        try:
+            if isinstance(names, dict):
+                return {name: output[key] for key, name in names.items()}
+            if isinstance(output, tuple | list):  # not a tensor, whose rows are not outputs
+                return dict(zip(names, output, strict=True))
+            if isinstance(output, Mapping):
+                return {name: output[name] for name in names}
+        except (KeyError, TypeError, IndexError, ValueError):
+            pass
+        raise self._no_outputs(output)
 
     def _no_inputs(self, batch: Batch) -> Exception:
         """Return the error for a batch that lacks an input, or could not be named."""
@@ -177,6 +189,16 @@ class SupervisedRunner(Runner):
             f"a {where} is a {type(batch).__name__}{length}, not a dict or a tuple of {self._batch_names} (input_key "
             "and target_key)"
         )
+
+    def _no_outputs(self, output: Any) -> Exception:
+        """Return the error for an output of the model that lacks what `output_key` names."""
+        keys, returned = list(self.output_key), f"the model returned a {type(output).__name__}"
+        if isinstance(output, Mapping):
+            missing = [key for key in keys if key not in output]
+            found = f"output_key {missing or keys}: {returned} of {list(output)}"
+            return UnknownKeyError(found + (did_you_mean(missing[0], output) if missing else ""))
+        length = f" of {len(output)}" if isinstance(output, list | tuple) else ""
+        return TypeError(f"output_key {keys} names {len(keys)} outputs, but {returned}{length}")
 
 
 class SelfSupervisedRunner(SupervisedRunner):

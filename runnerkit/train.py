@@ -17,6 +17,7 @@ from runnerkit.logger import ILogger
 from runnerkit.loop import checks
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.loop.component_checks import check_components
+from runnerkit.loop.own_names import check_initialized
 from runnerkit.loop.run import Run
 from runnerkit.monitor import Mode
 from runnerkit.passes.engine_in_use import borrow_engine
@@ -182,10 +183,16 @@ class Runner(IRunner):
         Raises:
             ValueError, TypeError, KeyError, OSError: an argument is invalid; raised before training.
         """
+        check_initialized(self)
         model, engine = model if model is not None else self.model, self._own_engine if engine is None else engine
         arguments = locals().copy()
         del arguments["self"]
         options = TrainOptions(**arguments)  # raises before this runner changes
+        if type(self).num_epochs is not Runner.num_epochs and num_epochs not in (None, self.num_epochs):
+            raise ValueError(
+                f"train(num_epochs={num_epochs}) contradicts {type(self).__name__}.num_epochs, {self.num_epochs}: "
+                "leave one of them out"
+            )
         self._given = _Given(
             loaders, criterion, optimizer, scheduler, options.all_callbacks, options.all_loggers, scheduler_interval
         )
@@ -322,6 +329,7 @@ class Runner(IRunner):
 
     def _for_inference(self, model: Model | None, engine: IEngine | None, *, loads: bool) -> Self:
         """Return the runner that predicts: a copy within a run, whose model and engine stay, or for other processes."""
+        check_initialized(self)
         check_components(model=model)
         stage = self.current_run.stage
         with stage.evaluation_weights.evaluating():  # for a copy of the model
@@ -369,6 +377,7 @@ class Runner(IRunner):
         Returns:
             {metric: value}; empty, with a warning, if no metric is computed.
         """
+        check_initialized(self)
         check_seed("evaluate_loader", seed)
         check_components(model=model, criterion=criterion)
         given = None if callbacks is None else callbacks_by_key(callbacks)

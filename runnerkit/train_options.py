@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 # Arguments of Catalyst, Keras, Lightning and transformers, and the one of `train`.
 ELSEWHERE = {
+    "accelerator": "engine", "device": "engine", "learning_rate": "optimizer", "lr": "optimizer", "strategy": "engine",
     "clip": "gradient_clip", "clip_grad_norm": "gradient_clip", "dataloaders": "loaders", "epochs": "num_epochs",
     "grad_clip": "gradient_clip", "grad_clip_norm": "gradient_clip", "max_grad_norm": "gradient_clip",
     "gradient_accumulation_steps": "accumulation_steps", "gradient_clip_val": "gradient_clip",
@@ -297,6 +298,11 @@ class TrainOptions:
         trains_nothing = checks.check_trains(self.loaders, has_optimizer=self.optimizer is not None)
         if trains_nothing is not None:
             raise ValueError(trains_nothing)
+        if self.valid_every_steps is not None and all(key.startswith("train") for key in loaders):
+            log.warning(
+                "valid_every_steps=%s evaluates nothing, as each of the loaders %s is trained on: add one, such as "
+                "'valid'", self.valid_every_steps, sorted(loaders),
+            )  # fmt: skip
         self._warn_of_iterators(self.loaders)
 
     def _warn_of_iterators(self, loaders: Mapping[str, Any]) -> None:

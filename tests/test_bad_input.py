@@ -37,6 +37,16 @@ class Loss(dl.Runner):
         return {**steps, **super().get_callbacks(stage)}
 
 
+class Silent(nn.Linear):
+    """A model that forgets to return."""
+
+    def __init__(self):
+        super().__init__(6, 3)
+
+    def forward(self, features):
+        super().forward(features)
+
+
 OF_ANOTHER = {
     "RandomSampler": RandomSampler(classification(16)),
     "DistributedSampler": DistributedSampler(classification(16), num_replicas=1, rank=0),
@@ -189,6 +199,14 @@ BAD = {
     "optimizer of two": ({"optimizer": lambda model, lr: 0}, TypeError, r"optimizer= is a function \(model, lr\), but"),
     "scheduler of one": ({"scheduler": lambda made: 0}, TypeError, r"scheduler= is a function \(made\), but is called"),
     "no loss": (losing(lambda logits: None), KeyError, "batch_metrics of batch 1 of loader 'train' lack 'loss'"),
+    "no criterion": ({"criterion": None}, KeyError, "lack 'loss' .* pass criterion="),
+    "criterion without return": (
+        {"criterion": lambda *given: None},
+        ValueError,
+        "'loss' in batch 1 .* is None; is a return",
+    ),
+    "forward without return": (lambda: {"model": Silent()}, TypeError, "the model returned None"),
+    "frozen model": (lambda: {"model": mlp().requires_grad_(False)}, ValueError, "parameters of the model are frozen"),
     "several losses": (losing(lambda logits: logits), ValueError, r"batch 1 .* must be a scalar .* shape \(4, 3\)"),
     "loss is a number": (losing(lambda logits: logits.mean().item()), ValueError, "with a graph, got a float"),
     "detached": (losing(lambda logits: logits.mean().detach()), ValueError, "without a graph"),
@@ -437,3 +455,139 @@ def test_a_run_with_an_optimizer_that_trains_on_no_loader_says_so(caplog, runner
 
     assert caplog.text.count("trains nothing: the loaders are") == num_warnings
     assert not num_warnings or "starts with 'train'" in caplog.text
+
+
+@pytest.mark.parametrize(("keys", "num_warnings"), [(["train"], 1), (["train", "valid"], 0)])
+def test_an_interval_of_evaluations_without_a_loader_to_evaluate_is_warned_of(caplog, keys, num_warnings):
+    """Otherwise nobody would notice that nothing is evaluated."""
+    train(loaders={key: loader(8, 4) for key in keys}, valid_every_steps=1)
+
+    assert caplog.text.count("valid_every_steps=1 evaluates nothing") == num_warnings
+
+
+class Steps(Hooks):
+    def get_callbacks(self, stage):
+        return {"optimizer": dl.OptimizerCallback("loss")}
+
+
+FORGOTTEN = {
+    "callbacks": ({"get_callbacks": lambda self: [dl.TimerCallback()]}, TypeError, "get_callbacks .* a dict .* list"),
+    "loggers": ({"get_loggers": lambda self: None}, TypeError, "loggers must be a dict .* got NoneType"),
+    "one stage": ({"stages": "train"}, TypeError, "stages must be a list of names, got 'train'"),
+    "no stage": ({"stages": ()}, ValueError, "stages is empty"),
+    "model": ({"get_model": lambda self: None}, TypeError, "get_model returned None"),
+    "optimizer": ({"get_optimizer": lambda self, model: None}, KeyError, "an optimizer.* return it in get_optimizer"),
+    "learn": (
+        {"steps_itself": True, "get_callbacks": lambda self: {}, "get_optimizer": lambda self, model: None,
+         "handle_batch": lambda self, batch: self.learn(self.model(batch[0]).sum())},
+        KeyError,
+        "learn.. needs an optimizer.* return it in get_optimizer",
+    ),
+    "criterion": (
+        {"get_callbacks": lambda self: {"loss": dl.CriterionCallback("logits", "targets")}},
+        KeyError,
+        "needs a criterion.* return it in get_criterion",
+    ),
+    "init": ({"__init__": lambda self, key: None}, TypeError, "Wrong.__init__ must call super"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORGOTTEN)
+def test_a_hook_that_forgets_something_is_named(name):
+    """A missing return, a list in the place of a dict, or an ``__init__`` of its own: the error says what to write."""
+    members, error, message = FORGOTTEN[name]
+
+    with pytest.raises(error, match=message):
+        type("Wrong", (Steps,), members)("train").run()
+
+
+def test_a_logger_that_is_none_is_left_out_by_the_hook_too():
+    """``None`` disables a logger, as in ``train``."""
+    runner = type("Quiet", (Hooks,), {"get_loggers": lambda self: {"mine": None}})("train").run()
+
+    assert runner.epoch_step == 1
+
+
+@pytest.mark.parametrize("call", ["evaluate_loader", "predict_loader"])
+def test_a_runner_that_is_not_initialized_says_so(call):
+    """Its ``__init__`` must call that of the base class, whatever is called first."""
+    runner = type("Wrong", (dl.SupervisedRunner,), {"__init__": lambda self: None})()
+
+    with pytest.raises(TypeError, match=r"Wrong.__init__ must call super\(\)"):
+        [*getattr(runner, call)(loader(8, 4), model=mlp())]
+
+
+def test_two_lengths_of_a_run_contradict_each_other():
+    """Otherwise the one that is passed to ``train`` would be ignored."""
+    runner = type("Long", (dl.SupervisedRunner,), {"num_epochs": 3})()
+
+    with pytest.raises(ValueError, match=r"num_epochs=2\) contradicts Long.num_epochs, 3"):
+        train(runner=runner, num_epochs=2)
+
+
+class Two(nn.Linear):
+    def __init__(self, kind):
+        super().__init__(6, 3)
+        self.kind = kind
+
+    def forward(self, features):
+        return self.kind([("logits", super().forward(features)), ("hidden", features)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "output_key", "error", "message"),
+    [
+        (dict, ["logit", "hidden"], KeyError, r"output_key \['logit'\]: .*; did you mean 'logits'"),
+        (dict, {"logit": "logits"}, KeyError, r"output_key \['logit'\]: .*; did you mean 'logits'"),
+        (lambda parts: [part for _, part in parts], ["logits"], TypeError, "names 1 outputs, but .* a list of 2"),
+        (lambda parts: parts[0][1], ["logits", "hidden"], TypeError, "names 2 outputs, but .* a Tensor"),
+        (lambda parts: parts[0][1], {"logits": "logits"}, TypeError, "names 1 outputs, but .* a Tensor"),
+    ],
+)
+def test_outputs_of_the_model_under_other_names_are_named(kind, output_key, error, message):
+    """The rows of a tensor are not taken for several outputs, not even if the batch has as many."""
+    with pytest.raises(error, match=message):
+        train(Two(kind), runner=dl.SupervisedRunner(output_key=output_key), loaders={"train": loader(4, 2)})
+
+
+def test_outputs_in_a_dict_are_chosen_by_a_list_of_keys():
+    """The keys themselves were taken for the outputs."""
+    runner = train(Two(dict), runner=dl.SupervisedRunner(output_key=["logits"]))
+
+    assert runner.epoch_metrics["train"]["loss"] > 0
+
+
+def test_a_criterion_that_does_not_take_all_outputs_says_how_to_choose():
+    """Several outputs are arguments of the criterion by their names."""
+    runner = dl.SupervisedRunner(output_key=["logits", "hidden"])
+
+    with pytest.raises(TypeError) as raised:
+        train(Two(lambda parts: [part for _, part in parts]), runner=runner)
+
+    assert "CriterionCallback('logits', 'targets')" in raised.value.__notes__[0]
+
+
+def test_keys_of_several_optimizers_are_explained():
+    """A callback without a key, and one whose key is not needed, are told apart from a misspelt key."""
+    model = mlp()
+    two = {"a": sgd(model), "b": sgd(model)}
+
+    with pytest.raises(KeyError, match=r"one optimizer; .*\['a', 'b'\]: pass optimizer_key="):
+        train(model, optimizer=two, callbacks=[dl.BackwardCallback(), dl.OptimizerCallback()])
+    with pytest.raises(KeyError, match="the runner has one, without a key: leave optimizer_key out"):
+        train(callbacks=[dl.BackwardCallback(), dl.OptimizerCallback(optimizer_key="a")])
+
+
+@pytest.mark.parametrize("use", [lambda features: mlp()(features), lambda features: features.float()])
+def test_unpacking_the_batch_of_a_supervised_runner_is_explained(use):
+    """Its batch is a dict, and its keys are not tensors."""
+
+    class Unpacks(dl.SupervisedRunner):
+        def handle_batch(self, batch):
+            features, _ = batch
+            use(features)
+
+    with pytest.raises((TypeError, AttributeError)) as raised:
+        train(runner=Unpacks())
+
+    assert "read batch['features']" in raised.value.__notes__[1]

@@ -319,6 +319,7 @@ def test_the_config_of_a_run_that_lives_is_left_alone(folder, capsys):
     [
         ("nowhere.yaml", None, ": no such file"),
         ("nowhere.py", None, ": no such file"),
+        (".", None, ": a folder: pass a file in it"),
         ("broken.yaml", "model: [1,\nb: 2", " is not valid YAML: "),
         ("list.yaml", "- model\n- loaders", " contains a list; expected a mapping"),
         ("text.yaml", "train, please", ": train, please: unknown key; expected one"),

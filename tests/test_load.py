@@ -244,6 +244,11 @@ def test_weights_to_start_from_may_be_of_any_of_these_files(tmp_path, run):
         assert torch.equal(weights(model), weights(run[2]))
 
 
+def unmonitored(folder, run):
+    train(logdir=folder / "log")
+    return folder / "log"
+
+
 def damaged(folder, run):
     shutil.copytree(run[0], folder / "log")
     best = folder / "log" / "checkpoints" / "best.pth"
@@ -259,6 +264,7 @@ def damaged(folder, run):
     [
         (lambda folder, run: folder / "none", FileNotFoundError, "no such checkpoint, file of weights or logdir"),
         (lambda folder, run: folder, FileNotFoundError, "no checkpoint is called 'best'.*its checkpoints: none"),
+        (unmonitored, FileNotFoundError, "no checkpoint is called 'best'.*pass which='last'"),
         (damaged, ValueError, "best.pth is damaged"),
         (lambda folder, run: save(folder / "list.pth", [1]), ValueError, "must hold weights by name, but holds a list"),
         (lambda folder, run: torn(folder / "torn.safetensors"), ValueError, "not a complete .safetensors file"),

@@ -181,6 +181,7 @@ NO_LOGS = "no logs of scope 'loader' in empty: expected csv/<loader>.csv or metr
 WRONG = {
     "metrics nowhere": "nowhere: no such folder",
     "metrics empty": NO_LOGS,
+    "metrics file": "file: a file: pass the logdir",
     "metrics logs/first --metric lossy": LOSSY,
     "metrics logs --loader vaild": "loaders ['vaild'] were not logged; choose from ['train', 'valid']",
     "metrics logs/first --metric lr --loader valid": "metrics ['lr'] were not logged by ['valid']; choose from",

@@ -16,7 +16,7 @@ from runnerkit.callback import Callback, CallbackNode, CallbackOrder, ICheckpoin
 from runnerkit.callbacks.checkpoint import CheckpointCallback
 from runnerkit.callbacks.metrics.parts.batch_keys import Keys, pick
 from runnerkit.checkpoints.weights import Which, load_weights
-from runnerkit.errors import UnknownKeyError
+from runnerkit.errors import check_component
 from runnerkit.models.tracing import needed, onnx_export, quantize_onnx, save_program
 from runnerkit.storage.remote.urls import local_path
 from runnerkit.support.arguments import check_integers, check_keys, check_names, check_paths, check_strings
@@ -72,8 +72,7 @@ class ExportCallback(Callback):
 
     def on_stage_start(self, runner: IRunner) -> None:
         name, models = type(self).__name__, as_dict(runner.model)
-        if (self.model_key or "") not in models:
-            raise UnknownKeyError(f"{name} needs model {self.model_key!r}; the runner has {sorted(models)}")
+        check_component(self, "model", self.model_key, models)
         savers = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, ICheckpointCallback)]
         logdirs = [each.logdir for each in savers if each.logdir is not None]
         self._folder = self.logdir or next(iter(logdirs), None)

@@ -57,9 +57,10 @@ class GradNormCallback(Callback):
             if isinstance(each, OptimizerCallback) and (each.optimizer_key or "") == (self.optimizer_key or "")
         ]
         if not steppers:
+            own = f" for optimizer {self.optimizer_key!r}" if self.optimizer_key else ""
             raise UnknownKeyError(
-                f"GradNormCallback needs an OptimizerCallback for optimizer {self.optimizer_key!r}, whose gradients it "
-                f"reads; the runner has the optimizers {sorted(as_dict(runner.optimizer))}"
+                f"GradNormCallback reads the gradients of an OptimizerCallback{own}, and the run has none; if "
+                "handle_batch makes the steps, log the norm there"
             )
         clippers = [
             each

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from runnerkit.callback import Callback, CallbackOrder, innermost
-from runnerkit.errors import UnknownKeyError
+from runnerkit.errors import UnknownKeyError, check_component
 from runnerkit.history.plot import finish_axes, literal, new_figure, save_figure
 from runnerkit.storage.remote.copies import name_of, written
 from runnerkit.support.arguments import check_integers, check_numbers, check_strings
@@ -110,9 +110,7 @@ class LRFinder(Callback):
 
     def on_stage_start(self, runner: IRunner) -> None:
         optimizers = as_dict(runner.optimizer)
-        if (self.optimizer_key or "") not in optimizers:
-            have = sorted(optimizers) if optimizers else "none"
-            raise UnknownKeyError(f"LRFinder needs optimizer {self.optimizer_key!r}; the runner has {have}")
+        check_component(self, "optimizer", self.optimizer_key, optimizers)
         others = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, LRFinder)]
         if sum((each.optimizer_key or "") == (self.optimizer_key or "") for each in others) > 1:
             raise ValueError("two LRFinders sweep the learning rate of the same optimizer: pass only one")

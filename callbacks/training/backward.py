@@ -10,7 +10,7 @@ from torch import Tensor
 from runnerkit.callback import CallbackOrder, IBackwardCallback, innermost
 from runnerkit.callbacks.training.optimizer import OptimizerCallback
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, clip_of_norm, gradient_norm, make_clip
-from runnerkit.errors import UnknownKeyError
+from runnerkit.errors import UnknownKeyError, did_you_mean
 from runnerkit.steps.learning import check_loss
 from runnerkit.support.arguments import check_numbers, check_strings
 from runnerkit.types import as_dict
@@ -93,7 +93,7 @@ class BackwardCallback(IBackwardCallback):
         if not runner.is_train_loader:
             return
         if not self._is_checked:
-            self._check(runner.batch_metrics.get(self.metric_key), runner)
+            self._check(runner)
         loss = runner.batch_metrics[self.metric_key]
         optimizer: Any = None
         if self._is_for_one or self._reads_gradients:
@@ -113,14 +113,16 @@ class BackwardCallback(IBackwardCallback):
         if clip is not None:
             clip(parameters)
 
-    def _check(self, loss: Any, runner: IRunner) -> None:
+    def _check(self, runner: IRunner) -> None:
         # Only in the first batch of each pass; a later bad loss shows in the loader's mean.
-        if loss is None:
+        key, known = self.metric_key, sorted(runner.batch_metrics)
+        if key not in known:
+            meant = did_you_mean(key, known) or f"; pass criterion=, or set self.batch_metrics[{key!r}] in handle_batch"
             raise UnknownKeyError(
-                f"batch_metrics of batch {runner.loader_batch_step} of loader {runner.loader_key!r} lack "
-                f"{self.metric_key!r} to train on: {sorted(runner.batch_metrics)}"
+                f"batch_metrics of batch {runner.loader_batch_step} of loader {runner.loader_key!r} lack {key!r} to "
+                f"train on, they have {known}{meant}"
             )
-        check_loss(loss, repr(self.metric_key), runner)
+        check_loss(runner.batch_metrics[key], repr(key), runner)
         self._is_checked = True
 
     def on_stage_end(self, runner: IRunner) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import CallbackOrder, ICriterionCallback
 from runnerkit.callbacks.metrics.parts.batch_keys import Keys, pick
-from runnerkit.errors import UnknownKeyError
+from runnerkit.errors import check_component
 from runnerkit.support.arguments import check_keys, check_strings
 from runnerkit.types import as_dict
 
@@ -58,9 +58,7 @@ class CriterionCallback(ICriterionCallback):
 
     def on_stage_start(self, runner: IRunner) -> None:
         criterions = as_dict(runner.criterion)
-        if (self.criterion_key or "") not in criterions:
-            have = sorted(criterions) if criterions else "none"
-            raise UnknownKeyError(f"CriterionCallback needs criterion {self.criterion_key!r}; the runner has {have}")
+        check_component(self, "criterion", self.criterion_key, criterions)
         self._key = (self.criterion_key or "") if isinstance(runner.criterion, dict) else None
         self._keys = self._find_keys(runner)
 
@@ -85,4 +83,12 @@ class CriterionCallback(ICriterionCallback):
         keys = self._keys or self._find_keys(runner)  # a wrapper may leave out the stage's start
         arguments, keyword_arguments = pick(runner, *keys, reader="CriterionCallback")
         with self._autocast or runner.engine.autocast():
-            runner.batch_metrics[self.metric_key] = criterion(*arguments, **keyword_arguments)
+            try:
+                runner.batch_metrics[self.metric_key] = criterion(*arguments, **keyword_arguments)
+            except TypeError as error:
+                if keyword_arguments:
+                    error.add_note(
+                        f"the criterion got the arguments {list(keyword_arguments)} by name: to choose parts of the "
+                        "batch, pass for example callbacks=[dl.CriterionCallback('logits', 'targets')]"
+                    )
+                raise

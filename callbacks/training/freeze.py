@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from runnerkit.callback import Callback, CallbackOrder
-from runnerkit.errors import UnknownKeyError
+from runnerkit.errors import check_component
 from runnerkit.support.arguments import check_integers, check_names, check_strings
 from runnerkit.support.torch_internals import BatchOrInstanceNorm
 from runnerkit.types import as_dict
@@ -70,8 +70,7 @@ class FreezeCallback(Callback):
 
     def on_stage_start(self, runner: IRunner) -> None:
         models = as_dict(runner.current_run.stage.training_model)  # under FSDP2 a sharded copy trains
-        if (self.model_key or "") not in models:
-            raise UnknownKeyError(f"FreezeCallback needs model {self.model_key!r}; the runner has {sorted(models)}")
+        check_component(self, "model", self.model_key, models)
         module = runner.engine.trained_module(models[self.model_key or ""])
         trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
         for pattern in self.patterns:

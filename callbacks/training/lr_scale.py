@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch.optim import Optimizer
 
 from runnerkit.callback import Callback, CallbackOrder, innermost
-from runnerkit.errors import UnknownKeyError
+from runnerkit.errors import check_component
 from runnerkit.steps.learning_rates import name_of_rate
 from runnerkit.support.arguments import check_integers, check_strings
 from runnerkit.types import StateDict, as_dict
@@ -72,10 +72,7 @@ class LRScaleCallback(Callback):
                 self._refuse_a_second(runner, key)
                 self.num_steps[key] = 0
         if not self.num_steps:
-            raise UnknownKeyError(
-                f"LRScaleCallback needs optimizer {self.optimizer_key!r}; the runner has "
-                f"{sorted(as_dict(runner.optimizer)) or 'none'}"
-            )
+            check_component(self, "optimizer", self.optimizer_key, as_dict(runner.optimizer))
 
     def on_loader_start(self, runner: IRunner) -> None:
         self._unhook()  # a scheduler that was replaced has added hooks

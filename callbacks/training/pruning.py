@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from runnerkit.callback import Callback, CallbackOrder, last_training_loader
-from runnerkit.errors import UnknownKeyError
+from runnerkit.errors import check_component
 from runnerkit.models.magnitude_pruning import PruningFn, new_mask, prunable, pruning_function, sparsity
 from runnerkit.models.parameters import check_shapes
 from runnerkit.support.arguments import check_integers, check_names, check_numbers, check_strings
@@ -99,8 +99,7 @@ class PruningCallback(Callback):
 
     def on_stage_start(self, runner: IRunner) -> None:
         models = as_dict(runner.model)
-        if (self.model_key or "") not in models:
-            raise UnknownKeyError(f"PruningCallback needs model {self.model_key!r}; the runner has {sorted(models)}")
+        check_component(self, "model", self.model_key, models)
         module = runner.engine.unwrap(models[self.model_key or ""])
         check_shapes(module, "PruningCallback")
         self._parameters = prunable(module, keys=self.keys_to_prune, layers=self.layers_to_prune)

@@ -208,8 +208,11 @@ class CheckpointFolder:
         path = next(filter(is_checkpoint, (self.folder / f"{alias}.pth", self.folder / alias)), None)
         if path is None:
             have = ", ".join(record.name for record in self.records) or "none"
+            hint = ""
+            if alias == "best" and self.records:
+                hint = "; without a monitor, a run selects no best one: pass which='last'"
             raise FileNotFoundError(
-                f"no checkpoint is called {alias!r} in {shown(self.folder)}; its checkpoints: {have}"
+                f"no checkpoint is called {alias!r} in {shown(self.folder)}; its checkpoints: {have}{hint}"
             )
         if path.is_symlink():
             path = self.folder / path.readlink()  # a running job may point the link elsewhere while it is read

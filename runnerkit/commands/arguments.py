@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -51,4 +50,4 @@ def print_json(value: object) -> None:
     """
     from runnerkit.support.strict_json import strict_json
 
-    typer.echo(json.dumps(json.loads(strict_json(value, indent=None))))
+    typer.echo(strict_json(value, indent=None, ensure_ascii=True))

@@ -190,7 +190,7 @@ def read_config(path: Path, overrides: Iterable[str] = (), given: Mapping[str, A
     omegaconf, yaml = _package("omegaconf"), importlib.import_module("yaml")
     file, path = local_copy(path), name_of(path)
     if not file.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
+        raise FileNotFoundError(f"{path}: " + ("a folder: pass a file in it" if file.is_dir() else "no such file"))
     try:
         config = omegaconf.OmegaConf.create(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:

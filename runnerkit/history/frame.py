@@ -141,7 +141,8 @@ def find_runs(logdir: Logdirs, *, scope: Scope = "loader") -> dict[str, Path]:
 
 def _logdirs(folder: Path, scope: Scope) -> list[Path]:
     if not folder.is_dir():
-        raise FileNotFoundError(f"{shown(folder)}: no such folder")
+        words = "a file: pass the logdir" if folder.is_file() else "no such folder"
+        raise FileNotFoundError(f"{shown(folder)}: {words}")
     tables = {each.parent for each in folder.rglob("csv") if next(_files(each, scope), None) is not None}
     lines = {path.parent for path in folder.rglob(json_lines.FILE) if next(_lines(path, scope), None) is not None}
     logdirs = sorted(tables | lines)

@@ -74,6 +74,19 @@ def check_loaders(loaders: Any) -> dict[str, Any]:
     return dict(loaders)
 
 
+def check_stages(stages: Any) -> list[str]:
+    """Return the names of a run's stages.
+
+    Raises:
+        TypeError, ValueError: there is none, or they are one str, each of whose letters would be a stage.
+    """
+    if isinstance(stages, str) or not isinstance(stages, Iterable):
+        raise TypeError(f"stages must be a list of names, got {stages!r}; write stages = ['train']")
+    if not (names := list(stages)):
+        raise ValueError("stages is empty, so nothing would run; write stages = ['train']")
+    return names
+
+
 def check_trains(loaders: Iterable[str], *, has_optimizer: bool, stage: str = "train") -> str | None:
     """Return a warning if a run with an optimizer trains on no loader, otherwise None.
 
@@ -295,6 +308,11 @@ def check_callbacks(callbacks: Mapping[str, ICallback], loaders: Mapping[str, An
     Raises:
         TypeError, ValueError: with the callback's key.
     """
+    if not isinstance(callbacks, Mapping):
+        raise TypeError(
+            "get_callbacks must return a dict such as {'timer': dl.TimerCallback()}, got "
+            f"{type(callbacks).__name__}; is a return missing?"
+        )
     savers: dict[Path, str] = {}
     for key, callback in callbacks.items():
         if isinstance(callback, type):

@@ -43,6 +43,9 @@ def add_context(runner: IRunner, error: BaseException) -> None:
             "train: let forward choose: self.model(x, part='encode'). self.engine.unwrap(self.model) has the "
             "model's attributes, to be read"
         )
+    elif isinstance(runner.batch, Mapping) and _is_about_a_key(error):
+        key = next(iter(runner.batch), "features")
+        error.add_note(f"the batch is a dict, and unpacking it gives its keys: read batch[{key!r}]")
     elif explained := runner.engine.explain(error, models):
         error.add_note(explained)
 
@@ -74,6 +77,13 @@ def _is_about_a_method(error: BaseException, models: Mapping[str, Any], engine: 
     if isinstance(error, AttributeError):
         return any(str(error).startswith(f"'{type(each).__name__}' object ") for each in wrappers)
     return isinstance(error, RuntimeError) and bool(wrappers) and "mixed torch.Tensor and DTensor" in str(error)
+
+
+def _is_about_a_key(error: BaseException) -> bool:
+    """Return whether a str was used as if it were a tensor."""
+    message = str(error)
+    is_attribute = isinstance(error, AttributeError) and message.startswith("'str' object ")
+    return is_attribute or (isinstance(error, TypeError) and message.endswith("must be Tensor, not str"))
 
 
 def _what_needs_less_shared_memory(of: Any) -> str:

@@ -1,4 +1,4 @@
-"""A check, when a class of runners is made, that it does not use the names of the runner's own state."""
+"""Checks of classes of runners: they do not use the names of the runner's own state, and initialize it."""
 
 from __future__ import annotations
 
@@ -53,6 +53,16 @@ def check_names(cls: type, base: type) -> None:
                 raise TypeError(f"{cls.__name__}.{name} replaces a property of the runner: decorate it with @property")
             if name in private:
                 raise TypeError(f"{cls.__name__}.{name} replaces a method of the runner itself: choose another name")
+
+
+def check_initialized(runner: Any) -> None:
+    """Raise if the ``__init__`` of a class of runners did not call the one that it replaces.
+
+    Raises:
+        TypeError: with the class.
+    """
+    if "_current_run" not in vars(runner):
+        raise TypeError(f"{type(runner).__name__}.__init__ must call super().__init__() before the runner is used")
 
 
 @cache

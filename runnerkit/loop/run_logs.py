@@ -84,15 +84,15 @@ class RunLogs(ProcessState):
         """Keep what is logged from now on until the loggers are open."""
         self._early = []
 
-    def open(self, runner: IRunner, loggers: dict[str, ILogger], *, resumed_at: Step | None) -> None:
+    def open(self, runner: IRunner, loggers: Mapping[str, ILogger | None], *, resumed_at: Step | None) -> None:
         """Open the loggers; send the hyperparameters and what was logged before.
 
         Args:
             resumed_at: where the run continues with what its logdir holds; None if it does not.
         """
-        runner.loggers = loggers
         check_loggers(loggers)
-        self.claim(runner, loggers.values())
+        runner.loggers = {key: each for key, each in loggers.items() if each is not None}
+        self.claim(runner, runner.loggers.values())
         for key, logger in list(runner.loggers.items()):
             try:
                 logger.setup(resumed_at=resumed_at)

@@ -99,8 +99,9 @@ class Stage(ProcessState):
         if run.given_hooks is None:  # not an evaluation
             self._check_trains(runner)
         self.monitor = None if run.monitor is None else run.monitor.among(runner.loaders)
-        runner.callbacks = dict(call_hook(hooks.get_callbacks, stage=key))
-        checks.check_callbacks(runner.callbacks, runner.loaders)
+        callbacks = call_hook(hooks.get_callbacks, stage=key)
+        checks.check_callbacks(callbacks, runner.loaders)
+        runner.callbacks = dict(callbacks)
         if run.given_hooks is None:
             schedulers.check_stepped(runner)
             parameter_checks.warn_of_lost_weights(runner)
@@ -197,6 +198,8 @@ class Stage(ProcessState):
         engine, key = runner.engine, runner.stage_key
         with engine.making_model(seed=runner.seed):
             model = call_hook(hooks.get_model, stage=key)
+        if model is None:
+            raise TypeError("get_model returned None; is a return missing?")
         runner.model = like(model, {name: engine.prepare_model(each) for name, each in as_dict(model).items()})
         runner.criterion = call_hook(hooks.get_criterion, stage=key)
         for criterion in as_dict(runner.criterion).values():

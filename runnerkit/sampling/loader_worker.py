@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from runnerkit.support.platform import ASKS_A_RUN
+from runnerkit.support.platform import ASKS_A_RUN, exists
 from runnerkit.support.torch_internals import raise_if_a_worker_was_killed
 
 _POLL_S = 5.0
@@ -68,20 +68,10 @@ def _wait(numbers: set[signal.Signals], owner: int) -> None:
         # Returns the sender, which a Python signal handler does not get.
         received = signal.sigtimedwait(numbers, _POLL_S)
         if received is None:
-            if not _is_alive(owner):
+            if not exists(owner):
                 os._exit(1)
         elif received.si_signo == signal.SIGTERM and received.si_pid == owner:
             os._exit(0)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _is_free(number: signal.Signals) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runnerkit.errors import UnknownKeyError
+from runnerkit.errors import UnknownKeyError, check_component
 from runnerkit.precision import Precision
 from runnerkit.steps.diverged import advice
 from runnerkit.steps.gradient_step import GradientStep, gradients_of
@@ -142,6 +142,8 @@ class OwnSteps:
 
 def _chosen(optimizers: Any, wanted: Optimizers) -> list[Any]:
     by_key = as_dict(optimizers)
+    if wanted is None and not by_key:
+        check_component("learn()", "optimizer", None, by_key)
     chosen = [*wanted] if isinstance(wanted, list | tuple) else [wanted or ""]
     missing = [each for each in chosen if isinstance(each, str) and each not in by_key]
     if missing or not chosen:
@@ -196,9 +198,15 @@ def check_loss(loss: Any, what: str, runner: IRunner) -> None:
         ValueError: with the batch.
     """
     where = f"batch {runner.loader_batch_step} of loader {runner.loader_key!r}"
+    if loss is None:
+        raise ValueError(f"{what} in {where} is None; is a return missing in the criterion?")
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         kind = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        graph = " without a graph (detached?)" if isinstance(loss, Tensor) and not loss.requires_grad else ""
+        graph = ""
+        if isinstance(loss, Tensor) and not loss.requires_grad:
+            models = [each for each in as_dict(runner.model).values() if isinstance(each, nn.Module)]
+            is_frozen = models and not any(each.requires_grad for model in models for each in model.parameters())
+            graph = f" without a graph ({'all parameters of the model are frozen' if is_frozen else 'detached?'})"
         raise ValueError(f"{what} in {where} must be a scalar tensor with a graph, got {kind}{graph}")
     if _is_bad(loss.item(), runner.engine.precision):
         end = advice(runner.callbacks, gradient_clip=runner.gradient_clip)

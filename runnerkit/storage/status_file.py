@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from runnerkit.storage.atomic_file import write_text
+from runnerkit.support.platform import exists
 from runnerkit.support.strict_json import strict_json
 
 FILE = "status.json"
@@ -133,12 +134,8 @@ def _has_ended(pid: int, *, silent_s: float) -> bool:
     Args:
         silent_s: seconds since it wrote; a younger process is another one.
     """
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+    if not exists(pid):
         return True
-    except OSError:  # it belongs to another user
-        pass
     if sys.platform == "linux":
         with suppress(OSError, ValueError, IndexError):  # /proc may hide it
             # The name of the program, in parentheses, may contain any character.

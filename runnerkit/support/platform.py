@@ -42,6 +42,17 @@ def replace(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> N
         time.sleep(_PAUSE_S)
 
 
+def exists(pid: int) -> bool:
+    """Return whether there is a process of this number; on Linux also if its parent has not read how it ended."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it belongs to another user
+        pass
+    return True
+
+
 def refuse_windows(what: str) -> None:
     """Raise on Windows.
 

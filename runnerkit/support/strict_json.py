@@ -24,19 +24,20 @@ def strict_number(value: float) -> float | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def strict_json(value: Any, *, indent: int | None = 2) -> str:
+def strict_json(value: Any, *, indent: int | None = 2, ensure_ascii: bool = False) -> str:
     """Format a value as strict JSON; objects that are not plain become strings.
 
     >>> strict_json({"loss": math.nan, "epochs": (1, 2)}, indent=None)
     '{"loss": "NaN", "epochs": [1, 2]}'
     """
-    text = json.dumps(_strict(plain(value)), ensure_ascii=False, allow_nan=False, indent=indent)
-    return text.encode(errors="replace").decode()  # a file's name may contain what UTF-8 cannot hold
+    return json.dumps(_strict(plain(value)), ensure_ascii=ensure_ascii, allow_nan=False, indent=indent)
 
 
 def _strict(value: Any) -> Any:
     if isinstance(value, float):
         return strict_number(value)
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()  # a file's name may contain what UTF-8 cannot hold
     if isinstance(value, dict):
-        return {key: _strict(each) for key, each in value.items()}
+        return {_strict(key): _strict(each) for key, each in value.items()}
     return [_strict(each) for each in value] if isinstance(value, list) else value

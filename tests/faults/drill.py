@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -333,11 +334,12 @@ def table_of_streams(tallies: Sequence[Tally]) -> str:
     return "\n".join([heads, "|---|---:|---:|---:|---:|", *lines])
 
 
-def report(found: str, wrong: list[str], section: str, page: Path | None, packages: str = "") -> None:
+def report(found: str, wrong: list[str], section: str, page: Path | None) -> None:
     """Print a table, write it to a section of a page, print what is wrong, and exit with 1 if something is."""
     print(found)
     print(*wrong, sep="\n")
     if page is not None:
+        packages = f", s3fs {version('s3fs')}" if "store" in section else ""
         where = f"torch {torch.__version__}, Python {platform.python_version()}{packages}, on the CPU."
         write_section(section, f"{datetime.date.today()}, {where}\n\n{found}", page, command="make drills")
     sys.exit(bool(wrong))

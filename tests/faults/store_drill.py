@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -262,7 +261,7 @@ def main() -> None:
     found = table_of_stored_streams(tallies) if options.streams else table(tallies)
     section = "stream store drills" if options.streams else "mesh store drills" if options.mesh else "store drills"
     wrong = [line for tally in tallies for line in (*tally.different, *tally.others)]
-    report(found, wrong, section, options.page, packages=f", s3fs {version('s3fs')}")
+    report(found, wrong, section, options.page)
 
 
 if __name__ == "__main__":
