@@ -107,14 +107,14 @@ class SupervisedRunner(Runner):
     def handle_batch(self, batch: Batch) -> None:
         """Run the model; `self.batch` becomes a dict of the batch and the model's outputs."""
         named = batch if type(batch) is dict else self._named(batch)  # a test instead of a call
-        outputs = self._forward(named)
+        outputs = self.forward(named)
         self.batch = {**named, **outputs}
         if self.criterion is None and self.loss_key in outputs:
             self.batch_metrics[self.loss_key] = outputs[self.loss_key]
 
     def predict_batch(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
         """Return the model's outputs for `batch`, named by `output_key`."""
-        return self._forward(self._named(batch), **kwargs)
+        return self.forward(self._named(batch), **kwargs)
 
     def inputs_of(self, batch: Batch, model: nn.Module) -> tuple[Any, ...]:
         """Return a model's inputs in a batch, in the order of its ``forward``.
@@ -148,7 +148,11 @@ class SupervisedRunner(Runner):
             return dict(batch)
         return {self._batch_names[0]: batch} if isinstance(batch, Tensor) else batch
 
-    def _forward(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
+    def forward(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
+        """Call the model on a batch that is a dict, and return its outputs by name.
+
+        `handle_batch` and `predict_batch` use it: override it for a model that the keys cannot describe.
+        """
         try:
             inputs = [batch[key] for key in self._arguments]
         except (KeyError, TypeError, IndexError):
@@ -238,7 +242,7 @@ class SelfSupervisedRunner(SupervisedRunner):
     def criterion_keys(self) -> tuple[Keys, Keys]:
         return f"{self.loss_mode_prefix}_left", f"{self.loss_mode_prefix}_right"
 
-    def _forward(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
+    def forward(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
         views = dict(zip((*self.views, self.input_key), ("left", "right", "origin"), strict=True))
         if not isinstance(batch, dict):
             raise self._no_inputs(batch)

@@ -283,7 +283,9 @@ class TrainOptions:
 
     def _check_one_selects_best(self) -> None:
         """Raise unless `load_best_on_end` can mean only one CheckpointCallback that is passed."""
-        found = [each for each in self.savers if isinstance(each, parts.CheckpointCallback) and each.monitor is not None]
+        found = [
+            each for each in self.savers if isinstance(each, parts.CheckpointCallback) and each.monitor is not None
+        ]
         if len(found) != 1:
             raise ValueError(
                 "train(load_best_on_end=True) needs one CheckpointCallback with monitor=, such as 'valid/loss', to "

@@ -8,6 +8,7 @@ from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.errors import UnknownKeyError
 from runnerkit.models.parameters import soft_update
 from runnerkit.support.arguments import check_numbers, check_strings
+from runnerkit.support.deprecation import Renamed, accepts_old_names
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class SoftUpdateCallback(Callback):
     shapes_training = True
     changes_weights = True
 
+    @accepts_old_names(Renamed("target_model_key", "target_model"), Renamed("source_model_key", "source_model"))
     def __init__(
         self,
         target_model: str,
