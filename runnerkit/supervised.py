@@ -15,7 +15,7 @@ from runnerkit.errors import UnknownKeyError, did_you_mean
 from runnerkit.support.arguments import check_keys, check_strings
 from runnerkit.train import Runner
 from runnerkit.train_options import holds
-from runnerkit.types import Batch, Model, as_dict
+from runnerkit.types import Batch, Model, models_by_key
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -188,8 +188,8 @@ class SelfSupervisedRunner(SupervisedRunner):
 
     A batch is a tuple (sample, left view, right view), with or without a target, as
     :class:`~runnerkit.data.SelfSupervisedDatasetWrapper` yields, or a dict. The model returns (embedding, projection);
-    it is called with the sample and with each view. With several models, by key, each is called, and the names of its
-    outputs begin with its key: "encoder_projection_left".
+    it is called with the sample and with each view. With several models, in a dict or an ``nn.ModuleDict``, each is
+    called, and the names of its outputs begin with its key: "encoder_projection_left".
 
     Args:
         model: may also be passed to `train`.
@@ -250,7 +250,7 @@ class SelfSupervisedRunner(SupervisedRunner):
             where = f"the batch of loader {self.loader_key!r}"
             raise UnknownKeyError(f"SelfSupervisedRunner reads {list(views)} of {where}, which has {list(batch)}")
         outputs = {}
-        for name, model in as_dict(self.model).items():
+        for name, model in models_by_key(self.model).items():
             prefix = f"{name}_" if name else ""
             for key, side in views.items():
                 embedding, projection = model(batch[key], **kwargs)
