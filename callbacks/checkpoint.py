@@ -361,7 +361,7 @@ class CheckpointCallback(ICheckpointCallback):
         self._store.wait()
         self._stop.close()
         runner.engine.barrier()  # rank zero has named the last checkpoint: now every rank can read it
-        if not self.load_best_on_end:
+        if not (self.load_best_on_end or self.load_best_of_run):
             return
         engine = runner.engine
         place = self._best(runner) if engine.is_main_process else None

@@ -277,6 +277,7 @@ class ICheckpointCallback(Callback):
         logdir: folder of the checkpoints; only one run at a time may use it.
         resume_runner: checkpoint or logdir that the run resumes from.
         load_best_on_end: load the best weights at the end of the stage.
+        load_best_of_run: the same, as `train` of the runner was asked to.
         monitor: the metric that selects the best checkpoint; None without one.
         loader_key, metric_key, minimize: its parts; None without one.
     """
@@ -288,6 +289,7 @@ class ICheckpointCallback(Callback):
     logdir: Path | None = None
     resume_runner: str | None = None
     load_best_on_end: bool = False
+    load_best_of_run: bool = False
 
     def keep_scored_weights(self, runner: IRunner) -> None:
         """Keep the weights that a loader evaluated, if they may change before they are saved with its score.

@@ -15,7 +15,7 @@ from runnerkit.errors import UnknownKeyError, did_you_mean
 from runnerkit.support.arguments import check_keys, check_strings
 from runnerkit.train import Runner
 from runnerkit.train_options import holds
-from runnerkit.types import Batch, Model, as_dict
+from runnerkit.types import Batch, Model, models_by_key
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -108,14 +108,14 @@ class SupervisedRunner(Runner):
     def handle_batch(self, batch: Batch) -> None:
         """Run the model; `self.batch` becomes a dict of the batch and the model's outputs."""
         named = batch if type(batch) is dict else self._named(batch)  # a test instead of a call
-        outputs = self._forward(named)
+        outputs = self.forward(named)
         self.batch = {**named, **outputs}
         if self.criterion is None and self.loss_key in outputs:
             self.batch_metrics[self.loss_key] = outputs[self.loss_key]
 
     def predict_batch(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
         """Return the model's outputs for `batch`, named by `output_key`."""
-        return self._forward(self._named(batch), **kwargs)
+        return self.forward(self._named(batch), **kwargs)
 
     def inputs_of(self, batch: Batch, model: nn.Module) -> tuple[Any, ...]:
         """Return a model's inputs in a batch, in the order of its ``forward``.
@@ -149,7 +149,11 @@ class SupervisedRunner(Runner):
             return dict(batch)
         return {self._batch_names[0]: batch} if isinstance(batch, Tensor) else batch
 
-    def _forward(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
+    def forward(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
+        """Call the model on a batch that is a dict, and return its outputs by name.
+
+        `handle_batch` and `predict_batch` use it: override it for a model that the keys cannot describe.
+        """
         try:
             inputs = [batch[key] for key in self._arguments]
         except (KeyError, TypeError, IndexError):
@@ -206,8 +210,8 @@ class SelfSupervisedRunner(SupervisedRunner):
 
     A batch is a tuple (sample, left view, right view), with or without a target, as
     :class:`~runnerkit.data.SelfSupervisedDatasetWrapper` yields, or a dict. The model returns (embedding, projection);
-    it is called with the sample and with each view. With several models, by key, each is called, and the names of its
-    outputs begin with its key: "encoder_projection_left".
+    it is called with the sample and with each view. With several models, in a dict or an ``nn.ModuleDict``, each is
+    called, and the names of its outputs begin with its key: "encoder_projection_left".
 
     Args:
         model: may also be passed to `train`.
@@ -260,7 +264,7 @@ class SelfSupervisedRunner(SupervisedRunner):
     def criterion_keys(self) -> tuple[Keys, Keys]:
         return f"{self.loss_mode_prefix}_left", f"{self.loss_mode_prefix}_right"
 
-    def _forward(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
+    def forward(self, batch: Batch, **kwargs: Any) -> dict[str, Any]:
         views = dict(zip((*self.views, self.input_key), ("left", "right", "origin"), strict=True))
         if not isinstance(batch, dict):
             raise self._no_inputs(batch)
@@ -268,7 +272,7 @@ class SelfSupervisedRunner(SupervisedRunner):
             where = f"the batch of loader {self.loader_key!r}"
             raise UnknownKeyError(f"SelfSupervisedRunner reads {list(views)} of {where}, which has {list(batch)}")
         outputs = {}
-        for name, model in as_dict(self.model).items():
+        for name, model in models_by_key(self.model).items():
             prefix = f"{name}_" if name else ""
             for key, side in views.items():
                 embedding, projection = model(batch[key], **kwargs)

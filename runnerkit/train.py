@@ -173,7 +173,7 @@ class Runner(IRunner):
                 VerifyRanksCallback.
             overfit: repeat one batch of each loader.
             profile: trace a few steps to `logdir`/trace.json.
-            load_best_on_end: load the best weights at the end.
+            load_best_on_end: load the best weights at the end, also those that a CheckpointCallback of yours selects.
             cpu: run on the CPU.
             fp16, amp: mixed precision: `fp16` in float16, `amp` in a dtype chosen by device, bf16 if it computes in it.
             precision: "bf16", "fp16", "fp32", "fp8" (in linear layers) or "amp", instead of a flag; also beside an
@@ -193,6 +193,8 @@ class Runner(IRunner):
                 f"train(num_epochs={num_epochs}) contradicts {type(self).__name__}.num_epochs, {self.num_epochs}: "
                 "leave one of them out"
             )
+        for saver in options.savers:
+            saver.load_best_of_run = load_best_on_end  # of this call: the next one states its own
         self._given = _Given(
             loaders, criterion, optimizer, scheduler, options.all_callbacks, options.all_loggers, scheduler_interval
         )

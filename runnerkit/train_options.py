@@ -160,9 +160,10 @@ class TrainOptions:
         return callbacks_by_key(self.callbacks)
 
     @cached_property
-    def saves(self) -> bool:
-        """True if a CheckpointCallback is passed."""
-        return holds(self.given_callbacks, ICheckpointCallback)
+    def savers(self) -> list[ICheckpointCallback]:
+        """The checkpoint callbacks that are passed, without their wrappers."""
+        given = map(innermost, self.given_callbacks.values())
+        return [each for each in given if isinstance(each, ICheckpointCallback)]
 
     @cached_property
     def all_callbacks(self) -> dict[str, ICallback]:
@@ -185,7 +186,7 @@ class TrainOptions:
             wanted["_lr_scale"] = parts.LRScaleCallback(self.lr_scale)
         if self.hang_timeout_s is not None:
             wanted["_hang"] = parts.HangCallback(self.hang_timeout_s)
-        if self.folder is not None and not self.saves:
+        if self.folder is not None and not self.savers:
             wanted["_checkpoint"] = parts.CheckpointCallback(
                 self.folder,
                 monitor=self.selects,  # type: ignore[arg-type]  # users pass its name
@@ -259,17 +260,20 @@ class TrainOptions:
             # Not a URL, whose checkpoint is large, and not under a launcher, where others may not see the files.
             if as_url(source) is None and ProcessEnvironment.read() is None:
                 find_checkpoint(source)
-        if self.folder is None and not self.saves:
+        if self.folder is None and not self.savers:
             wanted = {"load_best_on_end": self.load_best_on_end, "max_hours": self.max_hours}
             needs = next((f"{name}={value}" for name, value in wanted.items() if value), None)
             if needs is not None:
                 raise ValueError(f"train({needs}) reads or writes a checkpoint: pass logdir=, the folder of the run")
         if self.folder is None and self.profile:
             raise ValueError("train(profile=True) writes a trace: pass logdir=, the folder of the run")
-        if self.saves:
-            for name, value in {"load_best_on_end": self.load_best_on_end, "max_hours": self.max_hours}.items():
-                if value:
-                    raise ValueError(f"train({name}={value}) does not reach your CheckpointCallback: pass it there")
+        if self.savers:
+            if self.max_hours is not None:
+                raise ValueError(
+                    f"train(max_hours={self.max_hours}) does not reach your CheckpointCallback: pass it there"
+                )
+            if self.load_best_on_end:
+                self._check_one_selects_best()
             if self.selects is not None and monitor_of_savers(self.given_callbacks) is None and get_rank() == 0:
                 log.warning(
                     "monitor=%r does not select a checkpoint, since your CheckpointCallback has none: pass it there",
@@ -277,6 +281,23 @@ class TrainOptions:
                 )
         elif self.load_best_on_end and self.selects is None:
             raise ValueError("load_best_on_end=True needs monitor=, such as 'valid/loss', to select a checkpoint")
+
+    def _check_one_selects_best(self) -> None:
+        """Raise unless `load_best_on_end` can mean only one CheckpointCallback that is passed."""
+        found = [
+            each for each in self.savers if isinstance(each, parts.CheckpointCallback) and each.monitor is not None
+        ]
+        if len(found) != 1:
+            raise ValueError(
+                "train(load_best_on_end=True) needs one CheckpointCallback with monitor=, such as 'valid/loss', to "
+                f"select a checkpoint, but callbacks has {len(found)} of them; pass it to the one that should load"
+            )
+        own = found[0].monitor
+        if own and self.selects and (own.name, own.minimize) != (self.selects.name, self.selects.minimize):
+            raise ValueError(
+                f"train(load_best_on_end=True): monitor={self.selects.name!r} differs from the {own.name!r} of your "
+                "CheckpointCallback, or its mode does: leave out monitor and mode of train"
+            )
 
     def _check_components(self) -> None:
         for name, given in {"model": self.model, "criterion": self.criterion, "optimizer": self.optimizer}.items():

@@ -39,6 +39,15 @@ def as_dict(component: OneOrMany[T] | None) -> dict[str, T]:
     return component if isinstance(component, dict) else {"": component}
 
 
+def models_by_key(model: Model | None) -> dict[str, nn.Module]:
+    """Return the models of a runner as :func:`as_dict` does, those in an ``nn.ModuleDict`` by its keys.
+
+    >>> sorted(models_by_key(nn.ModuleDict({"a": nn.Identity(), "b": nn.Identity()})))
+    ['a', 'b']
+    """
+    return dict(model.items()) if isinstance(model, nn.ModuleDict) else as_dict(model)
+
+
 def like(template: OneOrMany[Any] | None, values: dict[str, T]) -> Any:
     """Convert `values` (from :func:`as_dict`) back to the form of `template`.
 

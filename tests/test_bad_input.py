@@ -117,6 +117,10 @@ def of(batch):
     return {"loaders": {"train": [batch]}}
 
 
+def saver(monitor, logdir="log"):
+    return dl.CheckpointCallback(logdir, monitor=monitor, mode="min")
+
+
 BAD = {
     "loaders empty": ({"loaders": {}}, ValueError, "loaders is empty"),
     "loaders no dict": ({"loaders": loader(8, 4)}, TypeError, "loaders must be a dict .* got DataLoader"),
@@ -181,10 +185,25 @@ BAD = {
         "needs grad_clip_fn",
     ),
     "clip name unknown": (lambda: dl.BackwardCallback("loss", grad_clip_fn="clip_it"), ValueError, "clip_grad_norm_"),
+    "hours of another callback": (
+        lambda: {"max_hours": 1, "callbacks": [dl.CheckpointCallback("log")]},
+        ValueError,
+        "does not reach your CheckpointCallback: pass it there",
+    ),
     "best of another callback": (
         lambda: {"load_best_on_end": True, "callbacks": [dl.CheckpointCallback("log")]},
         ValueError,
-        "does not reach your CheckpointCallback: pass it there",
+        "needs one CheckpointCallback with monitor=.* has 0 of them",
+    ),
+    "best of two": (
+        lambda: {"load_best_on_end": True, "callbacks": [saver("train/loss"), saver("valid/loss", "other")]},
+        ValueError,
+        "needs one CheckpointCallback with monitor=.* has 2 of them",
+    ),
+    "best of two monitors": (
+        lambda: {"load_best_on_end": True, "monitor": "train/loss", "callbacks": [saver("valid/loss")]},
+        ValueError,
+        "monitor='train/loss' differs from the 'valid/loss' of your CheckpointCallback",
     ),
     "what is best": ({"monitor": "valid/accuracy"}, ValueError, "write mode='min' if smaller values are better"),
     "no steps": ({"num_steps": 0}, ValueError, "num_steps must be >= 1 .*got 0"),

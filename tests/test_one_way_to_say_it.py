@@ -31,6 +31,7 @@ def observed(thing):
         return len(thing)
     names = ["monitor", "requires", "content", "keep_best", "interval", "output", "average", "scheduler_key"]
     names += ["min_delta", "provides", "names", "loader_periods", "every_steps", "save_last", "every_epochs", "weights"]
+    names += ["source_model", "target_model"]
     found = {name: getattr(thing, name) for name in names if hasattr(thing, name)}
     if isinstance(thing, dl.MetricAggregationCallback):
         found["value"] = thing._aggregate({"a": 1.0, "b": 4.0})
@@ -40,6 +41,7 @@ def observed(thing):
 CHECKPOINT, STOP, STEP, MIX = (
     dl.CheckpointCallback, dl.EarlyStoppingCallback, dl.SchedulerCallback, dl.MixupCallback,
 )  # fmt: skip
+SOFT = partial(dl.SoftUpdateCallback, tau=0.1, scope="on_batch_end")
 TOTAL, PERIODIC, PRUNE = dl.MetricAggregationCallback, dl.PeriodicLoaderCallback, dl.OptunaPruningCallback
 OLD = {
     "checkpoint": (
@@ -127,6 +129,10 @@ OLD = {
         "reduction=...",
     ),
     "mixup": (lambda: MIX("features", mode="add"), lambda: MIX("features", output="add"), "output='add'"),
+    "models of a soft update": (
+        lambda: SOFT(target_model_key="target", source_model_key="online"), lambda: SOFT("target", "online"),
+        "target_model='target', source_model='online'",
+    ),
     "sampler": (
         lambda: dl.BalanceClassSampler(LABELS, mode="upsampling"),
         lambda: dl.BalanceClassSampler(LABELS, strategy="upsampling"),

@@ -179,15 +179,18 @@ def test_a_torn_last_checkpoint_falls_back_to_the_one_before(tmp_path, caplog):
     assert read_csv(tmp_path / "log", "train") == read_csv(tmp_path / "whole", "train")
 
 
-def test_the_best_checkpoint_is_a_copy_of_the_best_epoch(tmp_path):
-    """best.pth and load_best_on_end give the weights of the best epoch, not of the last."""
+@pytest.mark.parametrize("own", [False, True])
+def test_the_best_checkpoint_is_a_copy_of_the_best_epoch(tmp_path, own):
+    """best.pth and load_best_on_end give the weights of the best epoch, not of the last; also with an own callback."""
     model, snapshots = mlp(), []
     keep = at("on_epoch_end", lambda runner: snapshots.append(weights(runner.model).clone()))
-    judge = {"monitor": "valid/loss", "mode": "min", "load_best_on_end": True}
+    judge = {"monitor": "valid/loss", "mode": "min"}
+    saver = dl.ControlFlowCallback(dl.CheckpointCallback(tmp_path, content="runner", **judge), epochs=1)
 
     loaders = {"train": loader(40, 4, shuffle=True), "valid": loader(21, 4, seed=1)}
-    options = {"loaders": loaders, "callbacks": [keep], "num_epochs": 6, "logdir": tmp_path}
-    runner = train(model, optimizer=sgd(model, lr=3.0), **options, **judge)
+    options = {"loaders": loaders, "callbacks": [keep, saver] if own else [keep], "num_epochs": 6, "logdir": tmp_path}
+    judge = {} if own else judge
+    runner = train(model, optimizer=sgd(model, lr=3.0), load_best_on_end=True, **options, **judge)
 
     losses = [metrics["valid"]["loss"] for metrics in runner.experiment_metrics.values()]
     best = losses.index(min(losses))
@@ -196,6 +199,9 @@ def test_the_best_checkpoint_is_a_copy_of_the_best_epoch(tmp_path):
     saved.load_state_dict(utils.load_checkpoint(tmp_path / "checkpoints" / "best.pth")["model_state_dict"])
     assert torch.equal(weights(saved), snapshots[best])
     assert torch.equal(weights(runner.model), snapshots[best]), "load_best_on_end"
+    if own:  # what one call asked for is not what the next one does
+        train(runner.model, runner=runner, resume=tmp_path, **options | {"num_epochs": 7}, optimizer=sgd(model, lr=3.0))
+        assert torch.equal(weights(runner.model), snapshots[-1]) and not torch.equal(snapshots[-1], snapshots[best])
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])

@@ -408,6 +408,27 @@ def test_the_parts_of_a_batch_have_names_before_handle_batch_and_callbacks():
     assert seen == [dict, tuple, tuple]
 
 
+def test_an_own_forward_calls_the_model():
+    """In training, evaluation and prediction, with the outputs that it names; `super().forward` is the usual one."""
+
+    class Doubles(dl.SupervisedRunner):
+        def forward(self, batch, **kwargs):
+            outputs = super().forward({**batch, "features": 2 * batch["features"]}, **kwargs)
+            return {**outputs, "norms": outputs["logits"].norm(dim=1)}
+
+    model, loaders = mlp(), {"valid": loader(8, 4)}
+    norm = dl.FunctionalBatchMetricCallback(torch.mean, input_key="norms", target_key=[], metric_key="norm")
+
+    metrics = Doubles(model, "cpu").evaluate_loader(loaders["valid"], criterion=nn.CrossEntropyLoss(), callbacks=[norm])
+
+    features, targets = classification(8).tensors
+    logits = model.eval()(2 * features)
+    assert metrics["loss"] == pytest.approx(nn.functional.cross_entropy(logits, targets).item(), abs=1e-6)
+    assert metrics["norm"] == pytest.approx(logits.norm(dim=1).mean().item(), abs=1e-6)
+    predicted = [each["logits"] for each in Doubles(model, "cpu").predict_loader(loaders["valid"])]
+    assert torch.allclose(torch.cat(predicted), logits)
+
+
 class Made(dl.SupervisedRunner):
     def get_model(self, stage):
         return mlp(dropout=0.5)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from inspect import signature
 from typing import TYPE_CHECKING, TypeAlias
 
 from runnerkit.callback import Callback, ICallback
@@ -123,7 +125,8 @@ class ControlFlowCallback(CallbackWrapper):
         ignore_epochs: the same, for the epochs to skip.
         loaders: loader keys, or {loader key: epoch or epochs}.
         ignore_loaders: the same, for the loaders to skip.
-        filter_fn: called with stage, epoch and loader key; returns whether the callback acts.
+        filter_fn: called with stage, epoch and loader key, or with the last two if it takes two arguments; returns
+            whether the callback acts.
 
     >>> flow = ControlFlowCallback(Callback(), ignore_loaders="valid")
     """
@@ -135,7 +138,7 @@ class ControlFlowCallback(CallbackWrapper):
         ignore_epochs: Epochs | None = None,
         loaders: LoaderKeys | None = None,
         ignore_loaders: LoaderKeys | None = None,
-        filter_fn: Callable[[str, int, str], bool] | None = None,
+        filter_fn: Callable[[str, int, str], bool] | Callable[[int, str], bool] | None = None,
     ) -> None:
         super().__init__(base_callback)
         conditions = {
@@ -151,7 +154,8 @@ class ControlFlowCallback(CallbackWrapper):
             raise TypeError(
                 f"{type(self).__name__}: filter_fn must be a function of stage, epoch and loader, got {filter_fn!r}"
             )
-        self._filter_fn = filter_fn
+        self._filter_fn: Callable[..., bool] | None = filter_fn
+        self._takes_stage = filter_fn is None or _takes_stage(filter_fn)
         self._inverted = given[0].startswith("ignore")
         self._epochs = _Epochs(given[0], epochs if epochs is not None else ignore_epochs)
         self._loaders = _by_loader(given[0], loaders if loaders is not None else ignore_loaders)
@@ -165,13 +169,33 @@ class ControlFlowCallback(CallbackWrapper):
     def _passes_loader(self, runner: IRunner) -> bool:
         stage, epoch, loader = runner.stage_key, runner.stage_epoch_step, runner.loader_key
         if self._filter_fn is not None:
-            return self._filter_fn(stage, epoch, loader)
+            return self._filter_fn(stage, epoch, loader) if self._takes_stage else self._filter_fn(epoch, loader)
         if self._loaders is not None:
             return (loader in self._loaders and epoch in self._loaders[loader]) != self._inverted
         return (epoch in self._epochs) != self._inverted
 
 
 ControlFlowCallbackWrapper = ControlFlowCallback  # the name in Catalyst 22.04
+
+
+def _takes_stage(filter_fn: Callable[..., bool]) -> bool:
+    """Check if `filter_fn` takes stage, epoch and loader, and not only the last two.
+
+    Raises:
+        TypeError: it takes neither.
+    """
+    try:
+        parameters = signature(filter_fn)
+    except ValueError:  # a built-in function that does not tell
+        return True
+    for count in (3, 2):
+        with suppress(TypeError):
+            parameters.bind(*[None] * count)
+            return count == 3
+    raise TypeError(
+        f"ControlFlowCallback: filter_fn is a function {parameters}, but is called with stage, epoch and loader, or "
+        "with epoch and loader"
+    )
 
 
 class _Epochs:

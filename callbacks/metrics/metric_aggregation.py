@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from runnerkit.callback import CallbackOrder, IMetricCallback
 from runnerkit.errors import UnknownKeyError
+from runnerkit.metrics.renamed import current_name
 from runnerkit.support.arguments import check_numbers, check_strings
 from runnerkit.support.deprecation import Renamed, accepts_old_names
 from runnerkit.types import Scalar
@@ -74,13 +75,14 @@ class MetricAggregationCallback(IMetricCallback):
 
     def _value(self, metrics: Mapping[str, Scalar], where: str) -> Scalar:
         names = [name for name in metrics if name != self.metric_key] if self.metrics is None else self.metrics
-        missing = [name for name in names if name not in metrics]
+        today = {name: name if name in metrics else current_name(name, metrics) for name in names}
+        missing = [name for name, key in today.items() if key not in metrics]
         if missing or not names:
             raise UnknownKeyError(
                 f"{type(self).__name__} computes {self.metric_key!r} from {missing or 'all metrics'}; "
                 f"{where} has {sorted(metrics)}"
             )
-        return self._aggregate({name: metrics[name] for name in names}) * self.multiplier
+        return self._aggregate({name: metrics[key] for name, key in today.items()}) * self.multiplier
 
 
 def _aggregation(reduction: str, metrics: Sequence[str] | Mapping[str, float] | None) -> Aggregation:

@@ -21,13 +21,14 @@ __all__ = ["SklearnBatchCallback", "SklearnLoaderCallback"]
 
 
 class _OfTensors:
-    """A function of arrays that takes tensors and returns a () tensor."""
+    """A function of arrays that takes tensors by their keys in a batch, and returns a () tensor."""
 
-    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-        self.function, self.options = function, options
+    def __init__(self, function: Callable[..., Any], keys: Mapping[str, str], options: Mapping[str, Any]) -> None:
+        self.function, self.keys, self.options = function, dict(keys), options
+        self.read = [*dict.fromkeys(self.keys.values())]  # once, if several arguments take the same values
 
-    def __call__(self, **named: Tensor) -> Tensor:
-        arrays = {name: _as_array(each) for name, each in named.items()}
+    def __call__(self, **batch: Tensor) -> Tensor:
+        arrays = {argument: _as_array(batch[key]) for argument, key in self.keys.items()}
         number = np.asarray(self.function(**arrays, **self.options))
         if number.size != 1:
             name = FunctionMembers(self.function).own_name or "the function"
@@ -36,15 +37,15 @@ class _OfTensors:
 
 
 class _SklearnMetric(SamplesMetric):
-    def __init__(self, function: _OfTensors, name: str, arguments: tuple[str, ...]) -> None:
+    def __init__(self, function: _OfTensors, name: str) -> None:
         super().__init__([name])
-        self.function, self.name, self.arguments = function, name, arguments
+        self.function, self.name = function, name
 
-    def columns(self, **named: Tensor) -> list[Tensor]:
-        return [torch.as_tensor(named[name]) for name in self.arguments]
+    def columns(self, **batch: Tensor) -> list[Tensor]:
+        return [torch.as_tensor(batch[key]) for key in self.function.read]
 
     def values(self, *columns: Tensor) -> dict[str, Tensor]:
-        return {self.name: self.function(**dict(zip(self.arguments, columns, strict=True)))}
+        return {self.name: self.function(**dict(zip(self.function.read, columns, strict=True)))}
 
 
 class SklearnLoaderCallback(ObjectMetricCallback):
@@ -68,8 +69,7 @@ class SklearnLoaderCallback(ObjectMetricCallback):
         self, keys: Mapping[str, str], metric_fn: Callable[..., Any] | str, metric_key: str, **metric_kwargs: Any
     ) -> None:
         function = _of_tensors(self, keys, metric_fn, metric_key, metric_kwargs)
-        metric = _SklearnMetric(function, metric_key, tuple(keys))
-        super().__init__(metric, log_on_batch=False, named=_by_key(keys))
+        super().__init__(_SklearnMetric(function, metric_key), log_on_batch=False, keys=function.read)
 
 
 class SklearnBatchCallback(FunctionalBatchMetricCallback):
@@ -97,12 +97,8 @@ class SklearnBatchCallback(FunctionalBatchMetricCallback):
         check_flags(self, log_on_batch=log_on_batch)
         function = _of_tensors(self, keys, metric_fn, metric_key, metric_kwargs)
         super().__init__(
-            function, input_key=_by_key(keys), target_key=[], metric_key=metric_key, log_on_batch=log_on_batch
+            function, input_key=function.read, target_key=[], metric_key=metric_key, log_on_batch=log_on_batch
         )
-
-
-def _by_key(keys: Mapping[str, str]) -> dict[str, str]:
-    return {key: argument for argument, key in keys.items()}
 
 
 def _of_tensors(owner: Any, keys: Any, metric_fn: Any, metric_key: Any, options: Mapping[str, Any]) -> _OfTensors:
@@ -110,7 +106,7 @@ def _of_tensors(owner: Any, keys: Any, metric_fn: Any, metric_key: Any, options:
     check_mappings(kind, keys=keys)
     check_strings(owner, metric_key=metric_key, **keys)
     if callable(metric_fn):
-        return _OfTensors(metric_fn, options)
+        return _OfTensors(metric_fn, keys, options)
     if not isinstance(metric_fn, str):
         raise TypeError(
             f"{kind}: metric_fn must be a function, or the name of one of sklearn.metrics, got {metric_fn!r}"
@@ -121,7 +117,7 @@ def _of_tensors(owner: Any, keys: Any, metric_fn: Any, metric_key: Any, options:
         raise ImportError(f"{kind} needs scikit-learn: pip install scikit-learn") from None
     if metric_fn not in metrics.__all__:
         raise ValueError(f"sklearn.metrics lacks {metric_fn!r}" + did_you_mean(metric_fn, metrics.__all__))
-    return _OfTensors(getattr(metrics, metric_fn), options)
+    return _OfTensors(getattr(metrics, metric_fn), keys, options)
 
 
 def _as_array(values: Any) -> np.ndarray[Any, Any]:

@@ -8,7 +8,8 @@ from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.errors import UnknownKeyError
 from runnerkit.models.parameters import soft_update
 from runnerkit.support.arguments import check_numbers, check_strings
-from runnerkit.types import as_dict
+from runnerkit.support.deprecation import Renamed, accepts_old_names
+from runnerkit.types import models_by_key
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -22,7 +23,7 @@ class SoftUpdateCallback(Callback):
     """Update target = (1 - tau) * target + tau * source, the parameters of two models, in training.
 
     Args:
-        target_model, source_model: keys of the runner's models.
+        target_model, source_model: keys of the runner's models, which are a dict or an ``nn.ModuleDict``.
         tau: in [0, 1].
         scope: "on_batch_end", after an optimizer step, "on_batch_start", "on_epoch_start" or "on_epoch_end".
 
@@ -33,6 +34,7 @@ class SoftUpdateCallback(Callback):
     shapes_training = True
     changes_weights = True
 
+    @accepts_old_names(Renamed("target_model_key", "target_model"), Renamed("source_model_key", "source_model"))
     def __init__(
         self,
         target_model: str,
@@ -50,7 +52,7 @@ class SoftUpdateCallback(Callback):
         self.target_model, self.source_model, self.tau, self.scope = target_model, source_model, tau, scope
 
     def on_stage_start(self, runner: IRunner) -> None:
-        models = as_dict(runner.model)
+        models = models_by_key(runner.model)
         missing = [key for key in (self.target_model, self.source_model) if key not in models]
         if missing:
             raise UnknownKeyError(f"SoftUpdateCallback needs models {missing}; the runner has {sorted(models)}")

@@ -13,6 +13,7 @@ from runnerkit.callback import CallbackNode, IBackwardCallback, IMetricCallback,
 from runnerkit.metrics.first_non_finite import FirstNonFinite, describe_first
 from runnerkit.metrics.means import LoaderMeans, means_of
 from runnerkit.metrics.reduction import PartialSums, SumsByOwner, reduce_sums
+from runnerkit.metrics.renamed import NamedMetrics
 from runnerkit.models.finite import non_finite_part
 from runnerkit.resume.run_weights import RunWeights
 from runnerkit.steps.diverged import advice
@@ -35,7 +36,7 @@ class LoaderMetrics:
 
     def begin(self, runner: IRunner) -> None:
         """Start with empty sums, without the metrics that callbacks compute from their own."""
-        runner.loader_metrics = {}
+        runner.loader_metrics = NamedMetrics()
         if runner.non_finite == "raise":
             self.means = LoaderMeans(first_non_finite=FirstNonFinite())  # checks every value
             return
@@ -66,7 +67,7 @@ class LoaderMetrics:
             places = engine.gather_object(place)
             raise FloatingPointError(describe_first(places, loader_key=runner.loader_key, epoch=runner.epoch_step))
         batch_metrics = totals["batch_metrics"]
-        runner.loader_metrics = {**means_of(batch_metrics), **runner.loader_metrics}
+        runner.loader_metrics = NamedMetrics({**means_of(batch_metrics), **runner.loader_metrics})
         sums = batch_metrics.sums if batch_metrics is not None else {}
         self.weightless = frozenset(key for key, (_, weight) in sums.items() if not weight)
         for owner, each in callbacks.items():

@@ -10,6 +10,7 @@ from runnerkit.loop import batch_size, checks, parameter_checks
 from runnerkit.loop.attributes import LoaderAttributes, ProcessState
 from runnerkit.loop.loader_metrics import LoaderMetrics
 from runnerkit.metrics.means import LoaderMeans
+from runnerkit.metrics.renamed import NamedMetrics
 from runnerkit.sampling.loader_members import LoaderMembers
 from runnerkit.sampling.sharding import (
     batches_of,
@@ -225,7 +226,8 @@ class Pass(ProcessState):
         if not runner.is_train_loader:
             for model in as_dict(run.stage.training_model).values():
                 runner.engine.training_model(model)  # evaluation is over, whatever comes next
-        runner.loader_metrics = {name: as_number(name, value) for name, value in runner.loader_metrics.items()}
+        numbers = {name: as_number(name, value) for name, value in runner.loader_metrics.items()}
+        runner.loader_metrics = NamedMetrics(numbers)
         run.position.end_loader(runner, self.key)
         run.status.note_metrics(self.key, runner.loader_metrics)
         run.logs.log_metrics(runner, runner.loader_metrics)

@@ -223,7 +223,6 @@ RENAMED: dict[str, dict[str, str]] = {
         "dtype": "weights are quantized to 8 bits",
         "qconfig_spec": "all linear and convolution layers are quantized",
     },
-    "SoftUpdateCallback": {"source_model_key": "source_model", "target_model_key": "target_model"},
     "TensorboardLogger": _LOGDIR,
     "TracingCallback": _METHOD,
     "TrevskyMetric": {**_EPS, **_CALL},

@@ -62,6 +62,7 @@ ALL = [(epoch, key) for epoch in (1, 2, 3, 4) for key in ("train", "valid")]
         ({"ignore_loaders": "train"}, lambda e, k: k == "valid", [1, 2, 3, 4]),
         ({"ignore_loaders": {"train": [1, 2]}}, lambda e, k: k == "valid" or e > 2, [1, 2, 3, 4]),
         ({"filter_fn": lambda s, e, k: e < 2 and k == "train"}, lambda e, k: (e, k) == (1, "train"), [1, 2, 3, 4]),
+        ({"filter_fn": lambda e, k: e < 2 and k == "train"}, lambda e, k: (e, k) == (1, "train"), [1, 2, 3, 4]),
     ],
 )
 def test_it_acts_where_the_condition_holds(condition, expected, epochs):

@@ -50,6 +50,20 @@ def test_of_batches_they_are_a_mean_weighted_by_their_sizes():
 
 
 @pytest.mark.parametrize("kind", [dl.SklearnBatchCallback, dl.SklearnLoaderCallback])
+def test_several_arguments_may_take_the_same_values(kind):
+    """The targets are the weights of the samples, too."""
+    named = {"sample_weight": "targets", **LABELS}
+
+    found, logits, targets = run(kind(named, "zero_one_loss", "errors", normalize=False))
+
+    wrong = (targets * (logits.argmax(dim=1) != targets)).double()
+    sizes = torch.tensor([4.0] * 7 + [2.0], dtype=torch.float64)
+    of_batches = torch.stack([each.sum() for each in wrong.split(4)])
+    wanted = wrong.sum() if kind is dl.SklearnLoaderCallback else (sizes * of_batches).sum() / 30
+    assert wrong.sum() > 0 and found["errors"] == pytest.approx(wanted.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", [dl.SklearnBatchCallback, dl.SklearnLoaderCallback])
 def test_what_they_cannot_use_is_named(kind):
     with pytest.raises(ValueError, match=r"lacks 'f1_scor'.*f1_score"):
         kind(LABELS, "f1_scor", "f1")

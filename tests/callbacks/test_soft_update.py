@@ -29,6 +29,7 @@ def fit(models, **options):
     return train(models, runner=TwoModels(), optimizer=sgd(models["policy"]), **options)
 
 
+@pytest.mark.parametrize("kind", [dict, nn.ModuleDict])
 @pytest.mark.parametrize(
     ("scope", "of_source"),
     [
@@ -38,9 +39,9 @@ def fit(models, **options):
         ("on_epoch_end", [3, 6]),
     ],
 )
-def test_the_target_is_the_moving_average(scope, of_source):
+def test_the_target_is_the_moving_average(scope, of_source, kind):
     """The source's weights count with tau at each update, also under the name in Catalyst, and not in evaluation."""
-    models = {"policy": mlp(seed=1), "target": mlp(seed=2)}
+    models = kind({"policy": mlp(seed=1), "target": mlp(seed=2)})
     steps[:] = [weights(models["policy"])]
     expected = weights(models["target"])
     callbacks = [dl.SoftUpdateCallaback("target", "policy", tau=0.25, scope=scope)]

@@ -76,6 +76,11 @@ CONSTRUCTORS = [
         TypeError,
         "must be a function .* got 's'",
     ),
+    (
+        lambda: dl.ControlFlowCallback(dl.Callback(), filter_fn=lambda epoch: epoch > 1),
+        TypeError,
+        r"filter_fn is a function \(epoch\), but is called with stage, epoch and loader, or with epoch and loader",
+    ),
     (lambda: dl.CallbackWrapper(dl.TimerCallback), TypeError, "must be a runnerkit Callback, got <class"),
     (lambda: dl.EarlyStoppingCallback(0, monitor="valid/loss", mode="min"), ValueError, "patience must be >= 1, got 0"),
     (

@@ -52,9 +52,10 @@ def test_training_equals_a_loop_by_hand():
     assert set(runner.batch) == {"features", "augment_left", "augment_right", "target", *outputs}
 
 
-def test_predictions_and_several_models_have_the_models_names():
+@pytest.mark.parametrize("kind", [dict, nn.ModuleDict])
+def test_predictions_and_several_models_have_the_models_names(kind):
     """Each model's outputs begin with its key; a criterion callback chooses."""
-    models = {"first": Model(), "second": Model()}
+    models = kind({"first": Model(), "second": Model()})
     criterion = dl.CriterionCallback("first_embedding_left", "second_embedding_right", metric_key="loss")
     runner = train(models, {"train": views(16)}, callbacks=[criterion])
 

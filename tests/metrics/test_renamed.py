@@ -9,6 +9,7 @@ import torch
 from runnerkit import dl
 from runnerkit.checkpoints.index import read_index
 from runnerkit.metrics.renamed import NamedMetrics
+from tests.interrupt import at
 from tests.tiny import loader, train
 
 LOADERS = {"train": loader(16, 4), "valid": loader(12, 4)}
@@ -95,6 +96,26 @@ def test_early_stopping_reads_it_by_the_old_name():
         runner = train(loaders=LOADERS, callbacks=[dl.AccuracyCallback("logits", "targets"), stop], num_epochs=9)
 
     assert runner.epoch_step == 2
+
+
+def test_callbacks_read_it_by_the_old_name():
+    """The metrics of a loader at its end, and those that are aggregated, of a loader or a batch."""
+    old = ["accuracy01", "accuracy02"]
+    seen = []
+    callbacks = [
+        dl.AccuracyCallback("logits", "targets", topk=(1, 2)),
+        *(dl.MetricAggregationCallback(scope, old, scope=scope) for scope in ("loader", "batch")),
+        dl.MetricAggregationCallback("weighted", {"accuracy01": 3.0, "accuracy02": 1.0}, "weighted_mean"),
+        at("on_loader_end", lambda runner: seen.append(runner.loader_metrics["accuracy01"])),
+    ]
+
+    with OLD:
+        metrics = train(loaders=LOADERS, callbacks=callbacks).epoch_metrics["valid"]
+
+    first, second = metrics["accuracy"], metrics["accuracy02"]
+    assert seen[-1] == first < second
+    assert metrics["loader"] == metrics["batch"] == pytest.approx((first + second) / 2, abs=1e-6)
+    assert metrics["weighted"] == pytest.approx((3 * first + second) / 4, abs=1e-6)
 
 
 def test_the_state_of_an_interrupted_loader_keeps_its_names():
