@@ -229,6 +229,27 @@ def test_models_and_optimizers_may_be_dicts():
     assert {"lr_a", "lr_b", "loss_a", "loss_b"} <= set(runner.epoch_metrics["train"])
 
 
+def test_supervised_runner_steps_each_of_several_optimizers():
+    """All step on the gradients of the one loss, at their own rates, as in a hand-written loop."""
+
+    def optimizers(model):
+        return {"body": sgd(model[0]), "head": torch.optim.Adam(model[3].parameters(), lr=0.01)}
+
+    model, reference = mlp(), mlp()
+    runner = train(model, optimizer=optimizers(model))
+
+    by_hand = optimizers(reference).values()
+    for features, targets in loader(16, 4):
+        for each in by_hand:
+            each.zero_grad()
+        nn.functional.cross_entropy(reference(features), targets).backward()
+        for each in by_hand:
+            each.step()
+    assert torch.equal(weights(model), weights(reference))
+    assert runner.optimizer_step == 4
+    assert runner.epoch_metrics["train"]["lr_body"] == 0.1 and runner.epoch_metrics["train"]["lr_head"] == 0.01
+
+
 def test_a_user_may_do_it_all_by_hand():
     """handle_batch can call backward and step itself; numbers and tensors in batch_metrics are averaged."""
 

@@ -15,6 +15,7 @@ from runnerkit.callback import CallbackOrder, IBackwardCallback, IOptimizerCallb
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, clip_of_norm, make_clip
 from runnerkit.errors import UnknownKeyError, did_you_mean
 from runnerkit.steps.gradient_step import WeightUnits, gradients_of
+from runnerkit.steps.learning import check_steps_without_closure
 from runnerkit.steps.learning_rates import rates_of
 from runnerkit.steps.sum_of_shares import SumOfShares
 from runnerkit.support.arguments import check_integers, check_numbers, check_strings
@@ -111,6 +112,7 @@ class OptimizerCallback(IOptimizerCallback):
         if (self.optimizer_key or "") not in optimizers:
             have = sorted(optimizers) if optimizers else "none"
             raise UnknownKeyError(f"OptimizerCallback needs optimizer {self.optimizer_key!r}; the runner has {have}")
+        check_steps_without_closure(optimizers[self.optimizer_key or ""], type(self).__name__)
         self._key = (self.optimizer_key or "") if isinstance(runner.optimizer, dict) else None
         self._checked = self._backward = None
         self._units = runner.current_run.stage.weight_units

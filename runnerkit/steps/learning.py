@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -71,6 +72,8 @@ class OwnSteps:
         is_first = any(id(each) not in self.checked for each in chosen)
         if is_first:
             self.checked.update(map(id, chosen))
+            for each in chosen:
+                check_steps_without_closure(each, "learn()")
             check_loss(loss, "the loss of learn()", runner)
         for each in chosen:
             engine.zero_grad(each)
@@ -187,6 +190,21 @@ def _backward(engine: IEngine, loss: Tensor, optimizers: list[Any], step: Gradie
     finally:
         step.is_learning = False
     return step.total
+
+
+def check_steps_without_closure(optimizer: Any, stepper: str) -> None:
+    """Raise if the optimizer's ``step`` needs a closure, as that of LBFGS.
+
+    Raises:
+        TypeError: with what to write.
+    """
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TypeError(
+            f"step() of {type(optimizer).__name__} needs a closure that computes the loss, so {stepper} cannot make "
+            "its steps: call self.optimizer.step(closure) in handle_batch, with steps_itself = True in a "
+            "SupervisedRunner's class; docs/porting.md has an example"
+        )
 
 
 def check_loss(loss: Any, what: str, runner: IRunner) -> None:
