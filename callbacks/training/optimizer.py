@@ -264,8 +264,9 @@ class OptimizerCallback(IOptimizerCallback):
             self._step(runner)
         self.num_pending = 0
         suffix = f"_{self.optimizer_key}" if self.optimizer_key else ""
-        optimizer = as_dict(runner.optimizer)[self.optimizer_key or ""]
-        own = rates_of(optimizer, key=self.optimizer_key or "")
+        key = self.optimizer_key or ""
+        optimizer = as_dict(runner.optimizer)[key]
+        own = rates_of(optimizer, key=key, factor=runner.current_run.stage.rate_factors.get(key, 1.0))
         group = optimizer.param_groups[0]
         if self.log_momentum and ("betas" in group or "momentum" in group):
             own[f"momentum{suffix}"] = float(group["betas"][0] if "betas" in group else group["momentum"])

@@ -122,12 +122,12 @@ class SchedulerCallback(ISchedulerCallback):
             )
         is_metric_needed = self._argument_of(self._after) == "metrics"
         if is_metric_needed or _plateau_of(self._after) is not None:
-            loader_key, _ = self._choose_metric(runner)  # raises before training
+            loader_key, metric_key = self._choose_metric(runner)  # raises before training
             if is_metric_needed and self._steps_per_batch and not loader_key.startswith("train"):
                 raise ValueError(
                     f"{type(self._after).__name__} is stepped after each optimizer step, with a metric of the batch, "
-                    f"but {self.monitor} is known after an evaluation: pass a metric of the training loader, or step "
-                    "it with interval='epoch'"
+                    f"but {metric_key!r} of loader {loader_key!r} is known after an evaluation: pass a metric of the "
+                    "training loader, or interval='epoch'"
                 )
         found = runner.current_run.resume_point.found
         if found is None or found.is_restored:  # else the checkpoint's schedule continues

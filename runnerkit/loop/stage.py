@@ -50,6 +50,7 @@ class Stage(ProcessState):
         num_steps: optimizer steps until then; None if the loaders do not tell.
         schedule_counts_steps: whether the schedule may be for that number: it was not made before the run.
         made_schedulers: keys of the schedulers that were made by functions of that number.
+        rate_factors: what multiplied the rates of the optimizers in their last steps, by key; empty if nothing does.
         weight_units: of the batches' weights.
         checked_batch_sizes, compared_streams: keys of loaders whose first batch was checked.
         has_checked_criterion: whether a warning was due that batches need other weights than those of their gradients.
@@ -71,6 +72,7 @@ class Stage(ProcessState):
         self.num_steps: int | None = None
         self.schedule_counts_steps = False
         self.made_schedulers: frozenset[str] = frozenset()
+        self.rate_factors: dict[str, float] = {}
         self.weight_units = WeightUnits()
         self.checked_batch_sizes: set[str] = set()
         self.compared_streams: set[str] = set()
@@ -88,6 +90,7 @@ class Stage(ProcessState):
         runner.stage_epoch_len = self.budget.given.num_epochs
         run.position.start_stage(runner)
         runner.need_early_stop = False
+        self.rate_factors = {}
         self.weight_units = WeightUnits()
         if run.given_hooks is None:
             runner.engine.weigh_loss = None  # an exception may have left one

@@ -89,7 +89,7 @@ class OwnSteps:
                 gradients = {id(gradient): gradient for each in chosen for gradient in gradients_of(each)}
                 divide_each_(local_parts(gradients.values()), divisor_of(total()))
             if clips is not None:
-                _clip(engine, chosen, clips)
+                clip_together(engine, chosen, clips)
             for each in chosen:
                 engine.step(each)
         self._count(runner, chosen, loss.detach().abs())
@@ -162,24 +162,23 @@ def _clip_of(default: float | None, gradient_clip: float | None, clip: Clip | fl
         raise ValueError("learn() got gradient_clip and clip: pass one of them")
     if clip is not None and not callable(clip):
         warn_of_argument("learn(clip=NUMBER)", instead=f"gradient_clip={clip}")
-        gradient_clip = clip
-    elif clip is not None:
-        return clip
+        gradient_clip, clip = clip, None
     norm = default if gradient_clip is None else gradient_clip
-    return None if norm is None else partial(nn.utils.clip_grad_norm_, max_norm=norm)
+    function = partial(nn.utils.clip_grad_norm_, max_norm=norm) if clip is None and norm is not None else clip
+    return None if function is None else lambda own: function(with_dense_gradients(own))
 
 
-def _clip(engine: IEngine, optimizers: list[Any], clip: Clip) -> None:
+def clip_together(engine: IEngine, optimizers: Sequence[Any], clip: Clip) -> None:
     """Call `clip` once with the parameters of all optimizers."""
     if len(optimizers) == 1:
-        engine.clip_gradients(optimizers[0], lambda own: clip(with_dense_gradients(own)))
+        engine.clip_gradients(optimizers[0], clip)
         return
     parameters: dict[int, Tensor] = {}  # one may belong to several optimizers
     for each in optimizers:
         engine.clip_gradients(each, lambda own: parameters.update((id(one), one) for one in own))
     joined = [*parameters.values()]
     with engine.joint_gradients(joined):
-        clip(with_dense_gradients(joined))
+        clip(joined)
 
 
 def _backward(engine: IEngine, loss: Tensor, optimizers: list[Any], step: GradientStep) -> Callable[[], Any] | None:
