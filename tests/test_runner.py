@@ -471,6 +471,12 @@ def test_a_model_that_was_not_trained_here_is_evaluated_by_a_criterion(engine):
     assert runner.criterion is None and torch.equal(weights(model), before)
 
 
+def test_a_criterion_that_sums_is_evaluated_without_a_warning_about_gradients(caplog):
+    dl.SupervisedRunner(mlp()).evaluate_loader(loader(8, 4), criterion=nn.CrossEntropyLoss(reduction="sum"), cpu=True)
+
+    assert not caplog.records
+
+
 def test_a_criterion_takes_the_place_of_that_of_training():
     """evaluate_loader(criterion=) replaces the runner's criterion for one evaluation."""
     runner = train()

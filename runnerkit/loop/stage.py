@@ -208,7 +208,8 @@ class Stage(ProcessState):
         is_infer = key.startswith("infer")
         runner.optimizer = None if is_infer else call_hook(hooks.get_optimizer, stage=key, model=runner.model)
         parameter_checks.check_optimizer(runner.optimizer, runner.model, runner.criterion)
-        parameter_checks.check_criterion(runner.criterion, engine, loss_reduction=runner.loss_reduction)
+        trains = any(is_training(name, key) for name in runner.loaders)
+        parameter_checks.check_criterion(runner.criterion, engine, loss_reduction=runner.loss_reduction, trains=trains)
         bare = as_dict(runner.optimizer)
         models, optimizers = engine.prepare(as_dict(runner.model), bare)
         self.training_model, runner.optimizer = like(model, models), like(runner.optimizer, optimizers)
@@ -216,7 +217,6 @@ class Stage(ProcessState):
         for optimizer in optimizers.values():
             engine.precision.watch(optimizer)
         self.evaluation_weights = EvaluationWeights(optimizers.values())
-        trains = any(is_training(name, key) for name in runner.loaders)
         self.training_modes = {
             name: TrainingModes(each, engine.trained_module(each)) for name, each in models.items() if trains
         }
