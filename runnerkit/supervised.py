@@ -91,7 +91,9 @@ class SupervisedRunner(Runner):
             if not holds(callbacks, IBackwardCallback):
                 callbacks["_backward"] = BackwardCallback(self.loss_key)
             if not holds(callbacks, IOptimizerCallback):
-                callbacks["_optimizer"] = OptimizerCallback(self.loss_key)
+                for key in as_dict(self.optimizer):
+                    name = f"_optimizer_{key}" if key else "_optimizer"
+                    callbacks[name] = OptimizerCallback(self.loss_key, optimizer_key=key or None)
         return callbacks | self._scheduler_callbacks(callbacks)
 
     def criterion_keys(self) -> tuple[Keys, Keys]:

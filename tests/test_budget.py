@@ -146,6 +146,21 @@ def test_a_run_that_ended_within_an_epoch_continues_there(tmp_path, limits, more
     assert_same_logs(tmp_path)
 
 
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_lower_limit_in_epochs_ends_a_run_that_was_within_a_later_one(tmp_path, is_interrupted):
+    """Whether a limit or an interruption ended it there, nothing more is trained."""
+    if is_interrupted:
+        save = dl.CheckpointCallback(tmp_path, content="runner", every_steps=1)
+        with pytest.raises(KeyboardInterrupt):
+            train(logdir=tmp_path, num_epochs=3, callbacks=[save, Interrupt(10)])
+    else:
+        train(logdir=tmp_path, num_steps=9)
+
+    runner, _ = train(logdir=tmp_path, resume="auto", num_epochs=1)
+
+    assert counts(runner) == (2, 9, 9, 34)
+
+
 def test_without_the_checkpoint_of_the_last_step_a_run_continues_with_the_next_epoch(tmp_path, caplog):
     train(logdir=tmp_path, num_steps=5)
     next(tmp_path.glob("checkpoints/model.0001.*.pth")).write_bytes(b"torn")

@@ -285,6 +285,8 @@ def misused(kind):
         def handle_batch(self, batch):
             super().handle_batch(batch)
             loss = F.cross_entropy(self.batch["logits"], self.batch["targets"])
+            if kind == "closure":
+                self.optimizer = torch.optim.LBFGS(self.model.parameters())
             losses = {"a number": 1.0, "NaN": loss * math.nan, "foreign": torch.ones((), requires_grad=True)}
             if kind == "late NaN" and self.loader_batch_step == 3:
                 loss = loss * math.nan
@@ -304,6 +306,7 @@ def misused(kind):
         ("late NaN", ValueError, "became nan within epoch 1"),
         ("foreign", RuntimeError, "does not depend on any parameter of the optimizer"),
         ("unknown", KeyError, "needs optimizer 'b'"),
+        ("closure", TypeError, "LBFGS needs a closure"),
     ],
 )
 def test_misuse_is_explained(kind, error, words):

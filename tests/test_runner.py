@@ -229,6 +229,27 @@ def test_models_and_optimizers_may_be_dicts():
     assert {"lr_a", "lr_b", "loss_a", "loss_b"} <= set(runner.epoch_metrics["train"])
 
 
+def test_supervised_runner_steps_each_of_several_optimizers():
+    """All step on the gradients of the one loss, at their own rates, as in a hand-written loop."""
+
+    def optimizers(model):
+        return {"body": sgd(model[0]), "head": torch.optim.Adam(model[3].parameters(), lr=0.01)}
+
+    model, reference = mlp(), mlp()
+    runner = train(model, optimizer=optimizers(model))
+
+    by_hand = optimizers(reference).values()
+    for features, targets in loader(16, 4):
+        for each in by_hand:
+            each.zero_grad()
+        nn.functional.cross_entropy(reference(features), targets).backward()
+        for each in by_hand:
+            each.step()
+    assert torch.equal(weights(model), weights(reference))
+    assert runner.optimizer_step == 4
+    assert runner.epoch_metrics["train"]["lr_body"] == 0.1 and runner.epoch_metrics["train"]["lr_head"] == 0.01
+
+
 def test_a_user_may_do_it_all_by_hand():
     """handle_batch can call backward and step itself; numbers and tensors in batch_metrics are averaged."""
 
@@ -469,6 +490,12 @@ def test_a_model_that_was_not_trained_here_is_evaluated_by_a_criterion(engine):
     assert beside["loss"] == alone["loss"]
     assert beside["accuracy"] == pytest.approx((logits.argmax(1) == targets).double().mean().item(), abs=1e-6)
     assert runner.criterion is None and torch.equal(weights(model), before)
+
+
+def test_a_criterion_that_sums_is_evaluated_without_a_warning_about_gradients(caplog):
+    dl.SupervisedRunner(mlp()).evaluate_loader(loader(8, 4), criterion=nn.CrossEntropyLoss(reduction="sum"), cpu=True)
+
+    assert not caplog.records
 
 
 def test_a_criterion_takes_the_place_of_that_of_training():

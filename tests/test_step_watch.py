@@ -91,6 +91,21 @@ def test_several_optimizers_are_named_by_their_keys(caplog):
     assert record.getMessage().startswith("optimizer 'one' (SGD), 'two' (SGD) did not step in the first pass over")
 
 
+@pytest.mark.parametrize("is_stepped", [False, True])
+def test_an_optimizer_beside_those_of_the_callbacks_is_named_unless_it_steps(caplog, is_stepped):
+    """Its part of the model would stay as it is, without a word."""
+    model = mlp()
+    optimizers = {"body": sgd(model[0]), "head": sgd(model[3])}
+    own_step = at("on_batch_end", lambda runner: runner.engine.step(runner.optimizer["head"]))
+    callbacks = [dl.OptimizerCallback("loss", optimizer_key="body"), *[own_step] * is_stepped]
+
+    train(model, optimizer=optimizers, callbacks=callbacks, num_epochs=2)
+
+    found = [each.getMessage() for each in caplog.records if "did not step" in each.getMessage()]
+    assert len(found) == (not is_stepped)
+    assert all("optimizer 'head' (SGD)" in each and "optimizer_key='head'" in each for each in found)
+
+
 def test_a_criterion_without_an_optimizer_is_told_of_unless_somebody_steps(caplog):
     """A criterion without an optimizer causes a warning, unless a user-defined callback steps an optimizer."""
     model = mlp()

@@ -59,4 +59,5 @@ def shown(values: Mapping[str, T]) -> dict[str, T]:
 def _rates(runner: IRunner) -> dict[str, Scalar]:
     """Return the learning rates of the next step, by the names that OptimizerCallback logs."""
     optimizers = as_dict(runner.optimizer) if runner.is_train_loader else {}
-    return {name_of_rate(key): each.param_groups[0]["lr"] for key, each in optimizers.items()}
+    factors = runner.current_run.stage.rate_factors
+    return {name_of_rate(key): each.param_groups[0]["lr"] * factors.get(key, 1.0) for key, each in optimizers.items()}

@@ -11,7 +11,7 @@ from runnerkit.callback import CallbackOrder, IBackwardCallback, innermost
 from runnerkit.callbacks.training.optimizer import OptimizerCallback
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, clip_of_norm, gradient_norm, make_clip
 from runnerkit.errors import UnknownKeyError, did_you_mean
-from runnerkit.steps.learning import check_loss
+from runnerkit.steps.learning import check_loss, clip_together
 from runnerkit.support.arguments import check_numbers, check_strings
 from runnerkit.types import as_dict
 
@@ -63,6 +63,7 @@ class BackwardCallback(IBackwardCallback):
         self._reads_gradients = grad_clip_fn is not None or log_gradient
         self.gradient_readers: list[Callable[[list[Tensor]], None]] = []  # called before clipping
         self._key: str | None = None  # of the optimizer that steps on this loss; None: the runner has one
+        self._keys: list[str] = []  # of all that do
         self._is_for_one = False
         self._steppers: list[OptimizerCallback] = []
 
@@ -80,10 +81,10 @@ class BackwardCallback(IBackwardCallback):
             keys = {each.metric_key for each in others}
             optimizers = [each for each in steppers if isinstance(each, OptimizerCallback)]
             self._steppers = [*mine, *(each for each in optimizers if each.metric_key not in keys)]
-        optimizer_key = (mine[0].optimizer_key if mine else None) or ""
-        self._key = optimizer_key if isinstance(runner.optimizer, dict) else None
+        self._keys = [*dict.fromkeys(each.optimizer_key or "" for each in mine)] or [""]
+        self._key = self._keys[0] if isinstance(runner.optimizer, dict) else None
         self._is_for_one = len(mine) == 1  # else several optimizers or handle_batch step on them
-        if self._reads_gradients and optimizer_key not in as_dict(runner.optimizer):
+        if self._reads_gradients and not as_dict(runner.optimizer).keys() >= {*self._keys}:
             raise UnknownKeyError(f"BackwardCallback: no OptimizerCallback steps on {self.metric_key!r}; add one")
 
     def on_loader_start(self, runner: IRunner) -> None:
@@ -96,13 +97,14 @@ class BackwardCallback(IBackwardCallback):
             self._check(runner)
         loss = runner.batch_metrics[self.metric_key]
         optimizer: Any = None
-        if self._is_for_one or self._reads_gradients:
+        if self._is_for_one:
             optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
-        runner.engine.backward(loss, optimizer if self._is_for_one else None)
+        runner.engine.backward(loss, optimizer)
         if self._reads_gradients:
             for each in self._steppers if runner.gradient_step.matter else ():
                 each.average(runner)
-            runner.engine.clip_gradients(optimizer, lambda parameters: self._clip(parameters, runner))
+            optimizers = [as_dict(runner.optimizer)[key] for key in self._keys]
+            clip_together(runner.engine, optimizers, lambda parameters: self._clip(parameters, runner))
 
     def _clip(self, parameters: list[Tensor], runner: IRunner) -> None:
         for read in self.gradient_readers:

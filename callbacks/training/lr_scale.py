@@ -9,7 +9,6 @@ from torch.optim import Optimizer
 
 from runnerkit.callback import Callback, CallbackOrder, innermost
 from runnerkit.errors import check_component
-from runnerkit.steps.learning_rates import name_of_rate
 from runnerkit.support.arguments import check_integers, check_strings
 from runnerkit.types import StateDict, as_dict
 
@@ -27,7 +26,7 @@ class LRScaleCallback(Callback):
     which suits Adam (Malladi et al. 2022, arXiv:2205.10287). Without this callback, nothing is scaled.
 
     The factor applies only while the optimizer steps. It thus works with any scheduler, checkpoints hold the unscaled
-    rate, and a run resumed on another number of processes uses that number. The logged "lr" is scaled.
+    rate, and a run resumed on another number of processes uses that number. The logged rates are scaled.
 
     Args:
         rule: "linear" or "sqrt".
@@ -43,8 +42,8 @@ class LRScaleCallback(Callback):
     def __init__(
         self, rule: Literal["linear", "sqrt"] = "linear", warmup_steps: int = 0, optimizer_key: str | None = None
     ) -> None:
-        # After OptimizerCallback, to replace its "lr" by the scaled one, and after SchedulerCallback: torch calls hooks
-        # in the order in which they were added, and a scheduler that steps between steps has to see the true rate.
+        # After SchedulerCallback: torch calls hooks in the order in which they were added, and a scheduler that steps
+        # between steps has to see the true rate.
         super().__init__(order=CallbackOrder.Scheduler + 1)
         if rule not in ("linear", "sqrt"):
             raise ValueError(
@@ -78,7 +77,7 @@ class LRScaleCallback(Callback):
         self._unhook()  # a scheduler that was replaced has added hooks
         for key, optimizer in as_dict(runner.optimizer).items():
             if key in self.num_steps:
-                self._hook(key, optimizer, runner.engine.data_parallel.num_processes)
+                self._hook(key, optimizer, runner)
 
     def _refuse_a_second(self, runner: IRunner, key: str) -> None:
         scaling = [innermost(each) for each in runner.callbacks.values()]
@@ -88,14 +87,17 @@ class LRScaleCallback(Callback):
                 "two LRScaleCallbacks scale the same optimizer; pass either one of them or train(lr_scale=...)"
             )
 
-    def _hook(self, key: str, optimizer: Optimizer, world_size: int) -> None:
+    def _hook(self, key: str, optimizer: Optimizer, runner: IRunner) -> None:
+        world_size, factors = runner.engine.data_parallel.num_processes, runner.current_run.stage.rate_factors
+        factors[key] = self.factor(world_size=world_size, step=max(0, self.num_steps[key] - 1))  # of the last step
+
         def scale(*_: Any) -> None:
             if key in self._unscaled:  # a nested optimizer calls the hooks again
                 return
             self._unscaled[key] = [group["lr"] for group in optimizer.param_groups]
-            factor = self.factor(world_size=world_size, step=self.num_steps[key])
+            factors[key] = self.factor(world_size=world_size, step=self.num_steps[key])
             for group in optimizer.param_groups:
-                group["lr"] = group["lr"] * factor
+                group["lr"] = group["lr"] * factors[key]
 
         def restore(*_: Any) -> None:
             if key not in self._unscaled:
@@ -105,16 +107,6 @@ class LRScaleCallback(Callback):
             self.num_steps[key] += 1
 
         self._hooks += [optimizer.register_step_pre_hook(scale), optimizer.register_step_post_hook(restore)]
-
-    def on_loader_end(self, runner: IRunner) -> None:
-        for key, num_steps in self.num_steps.items():
-            name = name_of_rate(key)
-            is_ours = name in runner.loader_metrics and name not in runner.batch_metrics
-            if runner.is_train_loader and is_ours:
-                step = max(0, num_steps - 1)  # of the last step
-                runner.loader_metrics[name] *= self.factor(
-                    world_size=runner.engine.data_parallel.num_processes, step=step
-                )
 
     def on_stage_end(self, runner: IRunner) -> None:
         self._unhook()

@@ -15,6 +15,7 @@ from runnerkit.callback import CallbackOrder, IBackwardCallback, IOptimizerCallb
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, clip_of_norm, make_clip
 from runnerkit.errors import check_component, did_you_mean
 from runnerkit.steps.gradient_step import WeightUnits, gradients_of
+from runnerkit.steps.learning import check_steps_without_closure
 from runnerkit.steps.learning_rates import rates_of
 from runnerkit.steps.sum_of_shares import SumOfShares
 from runnerkit.support.arguments import check_integers, check_numbers, check_strings
@@ -109,6 +110,7 @@ class OptimizerCallback(IOptimizerCallback):
     def on_stage_start(self, runner: IRunner) -> None:
         optimizers = as_dict(runner.optimizer)
         check_component(self, "optimizer", self.optimizer_key, optimizers)
+        check_steps_without_closure(optimizers[self.optimizer_key or ""], type(self).__name__)
         self._key = (self.optimizer_key or "") if isinstance(runner.optimizer, dict) else None
         self._checked = self._backward = None
         self._units = runner.current_run.stage.weight_units
@@ -260,8 +262,9 @@ class OptimizerCallback(IOptimizerCallback):
             self._step(runner)
         self.num_pending = 0
         suffix = f"_{self.optimizer_key}" if self.optimizer_key else ""
-        optimizer = as_dict(runner.optimizer)[self.optimizer_key or ""]
-        own = rates_of(optimizer, key=self.optimizer_key or "")
+        key = self.optimizer_key or ""
+        optimizer = as_dict(runner.optimizer)[key]
+        own = rates_of(optimizer, key=key, factor=runner.current_run.stage.rate_factors.get(key, 1.0))
         group = optimizer.param_groups[0]
         if self.log_momentum and ("betas" in group or "momentum" in group):
             own[f"momentum{suffix}"] = float(group["betas"][0] if "betas" in group else group["momentum"])

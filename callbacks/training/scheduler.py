@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +25,7 @@ from runnerkit.monitor import Mode, Monitor, MonitorPart, ThreeArguments
 from runnerkit.support.arguments import check_strings
 from runnerkit.support.component_members import SchedulerMembers
 from runnerkit.support.deprecation import Renamed, accepts_old_names
-from runnerkit.types import as_dict, widest_float
+from runnerkit.types import StateDict, as_dict, widest_float
 from runnerkit.warmup import WarmupLR
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["SchedulerCallback"]
 
 _NOTHING: dict[str, float] = {}
+_COUNTERS = ("num_bad_epochs", "cooldown_counter")
 
 
 class SchedulerCallback(ISchedulerCallback):
@@ -117,8 +118,15 @@ class SchedulerCallback(ISchedulerCallback):
                 f"step of {type(self._after).__name__} needs the number of the epoch, so it cannot be stepped after "
                 "each optimizer step: leave the unit out, and step_update, if it has one, is told the number of steps"
             )
-        if self._argument_of(self._after) == "metrics" or _plateau_of(self._after) is not None:
-            self._choose_metric(runner)  # raises before training
+        is_metric_needed = self._argument_of(self._after) == "metrics"
+        if is_metric_needed or _plateau_of(self._after) is not None:
+            loader_key, metric_key = self._choose_metric(runner)  # raises before training
+            if is_metric_needed and self._steps_per_batch and not loader_key.startswith("train"):
+                raise ValueError(
+                    f"{type(self._after).__name__} is stepped after each optimizer step, with a metric of the batch, "
+                    f"but {metric_key!r} of loader {loader_key!r} is known after an evaluation: pass a metric of the "
+                    "training loader, or interval='epoch'"
+                )
         found = runner.current_run.resume_point.found
         if found is None or found.is_restored:  # else the checkpoint's schedule continues
             if self._unit is None and not self._steps_per_batch:
@@ -218,9 +226,12 @@ class SchedulerCallback(ISchedulerCallback):
         if self._updates and stepped:
             scheduler.step_update(num_updates=runner.stage_optimizer_step)
         if is_per_batch and stepped:
-            metric = runner.batch_metrics.get(self.monitor.metric if self.monitor is not None else "loss")
-            if runner.engine.num_processes > 1 and self._argument_of(scheduler) == "metrics":
-                metric = _mean_over_processes(metric, runner)
+            metric = None
+            if self._argument_of(scheduler) == "metrics":
+                name = self.monitor.metric if self.monitor is not None else "loss"
+                metric = _metric_in(runner.batch_metrics, name, runner.loader_key)
+                if runner.engine.num_processes > 1:
+                    metric = _mean_over_processes(metric, runner)
             self._step(scheduler, runner, metric)
 
     def on_loader_end(self, runner: IRunner) -> None:
@@ -231,22 +242,41 @@ class SchedulerCallback(ISchedulerCallback):
         scheduler, is_per_batch = self._current(runner)
         if is_per_batch or not any(key.startswith("train") for key in runner.epoch_metrics):
             return
-        if self._argument_of(scheduler) != "metrics" or self._choose_metric(runner)[0] in runner.epoch_metrics:
+        if self._argument_of(scheduler) != "metrics":
             self._step(scheduler, runner, None, self._told(scheduler, runner))
+            return
+        loader_key, metric_key = self._choose_metric(runner)
+        if loader_key in runner.epoch_metrics:
+            self._step(scheduler, runner, _metric_in(runner.epoch_metrics[loader_key], metric_key, loader_key))
 
     def _told(self, scheduler: Any, runner: IRunner) -> dict[str, float]:
         """Return the metric of this epoch for a scheduler that takes one without needing it; {} if it is not known."""
         name = optional_metric(scheduler)
         if name is None:
             return {}
-        if self.monitor is not None or _plateau_of(scheduler) is not None:
-            is_known = self._choose_metric(runner)[0] in runner.epoch_metrics
-            return {name: self._epoch_metric(runner)} if is_known else {}
-        with suppress(ValueError):  # several loaders, and none of them was chosen
-            loader, metric = self._choose_metric(runner)
-            known = runner.epoch_metrics.get(loader, {})
-            return {name: known[metric]} if metric in known else {}
-        return {}
+        is_chosen = self.monitor is not None or _plateau_of(scheduler) is not None
+        try:
+            loader_key, metric_key = self._choose_metric(runner)
+        except ValueError:  # several loaders
+            if is_chosen:
+                raise
+            return {}
+        metrics = runner.epoch_metrics.get(loader_key)
+        if metrics is None or (metric_key not in metrics and not is_chosen):
+            return {}
+        return {name: _metric_in(metrics, metric_key, loader_key)}
+
+    def state_dict(self) -> StateDict:
+        """Return the counters of the ReduceLROnPlateau inside timm's scheduler, whose own state lacks them."""
+        plateau = _plateau_of(self._after)
+        if plateau is None or plateau is self._after:
+            return {}
+        return {name: getattr(plateau, name) for name in _COUNTERS}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        plateau = _plateau_of(self._after)
+        for name in _COUNTERS if state and plateau is not None else ():
+            setattr(plateau, name, state[name])
 
     def on_stage_end(self, runner: IRunner) -> None:
         if self._unit is None and not self._steps_per_batch:
@@ -269,8 +299,7 @@ class SchedulerCallback(ISchedulerCallback):
             self._check_is_alone(scheduler)
         argument = self._argument_of(scheduler)
         if argument == "metrics":
-            value = self._epoch_metric(runner) if metric is None else metric
-            scheduler.step(value.detach() if isinstance(value, torch.Tensor) else value)  # torch warns of a graph
+            scheduler.step(metric.detach() if isinstance(metric, torch.Tensor) else metric)  # torch warns of a graph
         elif argument == "epoch":
             scheduler.step(runner.stage_epoch_step, **told)
         else:
@@ -295,15 +324,14 @@ class SchedulerCallback(ISchedulerCallback):
             self._arguments[id(scheduler)] = required_argument(scheduler)
         return self._arguments[id(scheduler)]
 
-    def _epoch_metric(self, runner: IRunner) -> float:
-        loader_key, metric_key = self._choose_metric(runner)
-        metrics = runner.epoch_metrics.get(loader_key, {})
-        if metric_key not in metrics:
-            raise UnknownKeyError(
-                f"the scheduler needs metric {metric_key!r} of loader {loader_key!r}, which has {sorted(metrics)}: "
-                "pass SchedulerCallback(monitor='loader/metric')"
-            )
-        return metrics[metric_key]
+
+def _metric_in(metrics: Mapping[str, Any], metric_key: str, loader_key: str) -> Any:
+    if metric_key not in metrics:
+        raise UnknownKeyError(
+            f"the scheduler needs metric {metric_key!r} of loader {loader_key!r}, which has {sorted(metrics)}: "
+            "pass SchedulerCallback(monitor='loader/metric')"
+        )
+    return metrics[metric_key]
 
 
 def _plateau_of(scheduler: Any) -> lr_scheduler.ReduceLROnPlateau | None:
@@ -319,8 +347,6 @@ def _judge(runner: IRunner) -> Monitor | None:
 
 def _mean_over_processes(metric: Any, runner: IRunner) -> Any:
     """Return the batch's metric as of all samples of the step, for all processes to decide alike; waits for it."""
-    if metric is None:
-        return None
     dtype, device, size = widest_float(runner.engine.device), runner.engine.device, runner.batch_size
     value = torch.as_tensor(metric, dtype=dtype, device=device).detach()
     total, count = runner.engine.reduce(torch.stack([value * size, torch.full_like(value, size)])).tolist()

@@ -75,16 +75,17 @@ def _check_known(optimizers: Mapping[str, Any], known: Collection[Tensor]) -> No
             )
 
 
-def check_criterion(criterion: Any, engine: IEngine, *, loss_reduction: str) -> None:
+def check_criterion(criterion: Any, engine: IEngine, *, loss_reduction: str, trains: bool) -> None:
     """Raise if a criterion has trainable parameters and several processes would train them independently.
 
-    Warn if it sums over the batch and `loss_reduction` does not say so.
+    Warn if it sums over the batch, and `loss_reduction` does not say so in a stage that trains.
 
     Raises:
         ValueError: with what to do.
     """
     for each in as_dict(criterion).values():
-        if ModuleMembers(each).reduction == "sum" and loss_reduction != "sum" and engine.is_main_process:
+        is_sum = ModuleMembers(each).reduction == "sum"
+        if is_sum and trains and loss_reduction != "sum" and engine.is_main_process:
             logger.warning(
                 "%s(reduction='sum') sums over the batch, but gradients are averaged over processes and accumulated "
                 "batches: pass loss_reduction='sum' to train(), which adds them up", type(each).__name__,

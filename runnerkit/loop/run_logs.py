@@ -146,7 +146,8 @@ class RunLogs(ProcessState):
     def queue_step(self, runner: IRunner) -> None:
         """Queue a training step's metrics and learning rates, and log those before it, long computed by now."""
         self.hand_over_steps(runner)
-        metrics, rates = runner.batch_metrics, rates_of_all(runner.optimizer)
+        factors = runner.current_run.stage.rate_factors
+        metrics, rates = runner.batch_metrics, rates_of_all(runner.optimizer, factors)
         speed = self.throughput.take(runner) if self.wants_throughput else {}
         # Metrics twice: to come first, and so that a "lr" of the user's stays.
         self.queue.put(runner.step, {**metrics, **rates, **metrics, **speed})

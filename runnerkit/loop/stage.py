@@ -50,6 +50,7 @@ class Stage(ProcessState):
         num_steps: optimizer steps until then; None if the loaders do not tell.
         schedule_counts_steps: whether the schedule may be for that number: it was not made before the run.
         made_schedulers: keys of the schedulers that were made by functions of that number.
+        rate_factors: what multiplied the rates of the optimizers in their last steps, by key; empty if nothing does.
         weight_units: of the batches' weights.
         checked_batch_sizes, compared_streams: keys of loaders whose first batch was checked.
         has_checked_criterion: whether a warning was due that batches need other weights than those of their gradients.
@@ -71,6 +72,7 @@ class Stage(ProcessState):
         self.num_steps: int | None = None
         self.schedule_counts_steps = False
         self.made_schedulers: frozenset[str] = frozenset()
+        self.rate_factors: dict[str, float] = {}
         self.weight_units = WeightUnits()
         self.checked_batch_sizes: set[str] = set()
         self.compared_streams: set[str] = set()
@@ -88,6 +90,7 @@ class Stage(ProcessState):
         runner.stage_epoch_len = self.budget.given.num_epochs
         run.position.start_stage(runner)
         runner.need_early_stop = False
+        self.rate_factors = {}
         self.weight_units = WeightUnits()
         if run.given_hooks is None:
             runner.engine.weigh_loss = None  # an exception may have left one
@@ -208,7 +211,8 @@ class Stage(ProcessState):
         is_infer = key.startswith("infer")
         runner.optimizer = None if is_infer else call_hook(hooks.get_optimizer, stage=key, model=runner.model)
         parameter_checks.check_optimizer(runner.optimizer, runner.model, runner.criterion)
-        parameter_checks.check_criterion(runner.criterion, engine, loss_reduction=runner.loss_reduction)
+        trains = any(is_training(name, key) for name in runner.loaders)
+        parameter_checks.check_criterion(runner.criterion, engine, loss_reduction=runner.loss_reduction, trains=trains)
         bare = as_dict(runner.optimizer)
         models, optimizers = engine.prepare(as_dict(runner.model), bare)
         self.training_model, runner.optimizer = like(model, models), like(runner.optimizer, optimizers)
@@ -216,7 +220,6 @@ class Stage(ProcessState):
         for optimizer in optimizers.values():
             engine.precision.watch(optimizer)
         self.evaluation_weights = EvaluationWeights(optimizers.values())
-        trains = any(is_training(name, key) for name in runner.loaders)
         self.training_modes = {
             name: TrainingModes(each, engine.trained_module(each)) for name, each in models.items() if trains
         }

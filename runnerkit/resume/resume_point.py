@@ -181,7 +181,8 @@ def _is_cut(state: StateDict, hooks: Any) -> bool:
     if state.get("cut_at") is None:
         return False
     budget, counters = StageBudget(call_hook(hooks.get_stage_len, stage=state["stage_key"])), state["counters"]
-    return not budget.is_reached(num_steps=counters["stage_optimizer_step"], num_samples=counters["stage_sample_step"])
+    done = {"num_steps": counters["stage_optimizer_step"], "num_samples": counters["stage_sample_step"]}
+    return not budget.is_reached(epoch=counters["stage_epoch_step"], **done)
 
 
 def _mapped_by_all(found: tuple[Snapshot | None, bool], runner: IRunner) -> tuple[Snapshot | None, bool]:

@@ -62,16 +62,18 @@ class StageBudget:
     def __init__(self, length: int | Budget) -> None:
         self.given = length if isinstance(length, Budget) else Budget(num_epochs=length)
         self.may_end_early = self.given.limits != ["num_epochs"]
+        self._max_epochs = math.inf if self.given.num_epochs is None else self.given.num_epochs
         self._max_steps = math.inf if self.given.num_steps is None else self.given.num_steps
         self._max_samples = math.inf if self.given.num_samples is None else self.given.num_samples
 
-    def is_reached(self, *, num_steps: int, num_samples: int) -> bool:
-        """Return whether `num_steps` or `num_samples` has reached its limit."""
-        return num_steps >= self._max_steps or num_samples >= self._max_samples
+    def is_reached(self, *, epoch: int, num_steps: int, num_samples: int) -> bool:
+        """Return whether `num_steps` or `num_samples` has reached its limit, or `epoch`, from 1, is after the last."""
+        return num_steps >= self._max_steps or num_samples >= self._max_samples or epoch > self._max_epochs
 
     def is_over(self, runner: IRunner) -> bool:
-        """Return whether the stage has reached a limit in steps or samples."""
-        return self.is_reached(num_steps=runner.stage_optimizer_step, num_samples=runner.stage_sample_step)
+        """Return whether the stage has reached a limit in steps or samples, or resumes in an epoch after its last."""
+        done = {"num_steps": runner.stage_optimizer_step, "num_samples": runner.stage_sample_step}
+        return self.is_reached(epoch=runner.stage_epoch_step, **done)
 
     def is_epoch_left(self, runner: IRunner) -> bool:
         """Return whether the stage may start another epoch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -71,6 +72,8 @@ class OwnSteps:
         is_first = any(id(each) not in self.checked for each in chosen)
         if is_first:
             self.checked.update(map(id, chosen))
+            for each in chosen:
+                check_steps_without_closure(each, "learn()")
             check_loss(loss, "the loss of learn()", runner)
         for each in chosen:
             engine.zero_grad(each)
@@ -86,7 +89,7 @@ class OwnSteps:
                 gradients = {id(gradient): gradient for each in chosen for gradient in gradients_of(each)}
                 divide_each_(local_parts(gradients.values()), divisor_of(total()))
             if clips is not None:
-                _clip(engine, chosen, clips)
+                clip_together(engine, chosen, clips)
             for each in chosen:
                 engine.step(each)
         self._count(runner, chosen, loss.detach().abs())
@@ -161,24 +164,23 @@ def _clip_of(default: float | None, gradient_clip: float | None, clip: Clip | fl
         raise ValueError("learn() got gradient_clip and clip: pass one of them")
     if clip is not None and not callable(clip):
         warn_of_argument("learn(clip=NUMBER)", instead=f"gradient_clip={clip}")
-        gradient_clip = clip
-    elif clip is not None:
-        return clip
+        gradient_clip, clip = clip, None
     norm = default if gradient_clip is None else gradient_clip
-    return None if norm is None else partial(nn.utils.clip_grad_norm_, max_norm=norm)
+    function = partial(nn.utils.clip_grad_norm_, max_norm=norm) if clip is None and norm is not None else clip
+    return None if function is None else lambda own: function(with_dense_gradients(own))
 
 
-def _clip(engine: IEngine, optimizers: list[Any], clip: Clip) -> None:
+def clip_together(engine: IEngine, optimizers: Sequence[Any], clip: Clip) -> None:
     """Call `clip` once with the parameters of all optimizers."""
     if len(optimizers) == 1:
-        engine.clip_gradients(optimizers[0], lambda own: clip(with_dense_gradients(own)))
+        engine.clip_gradients(optimizers[0], clip)
         return
     parameters: dict[int, Tensor] = {}  # one may belong to several optimizers
     for each in optimizers:
         engine.clip_gradients(each, lambda own: parameters.update((id(one), one) for one in own))
     joined = [*parameters.values()]
     with engine.joint_gradients(joined):
-        clip(with_dense_gradients(joined))
+        clip(joined)
 
 
 def _backward(engine: IEngine, loss: Tensor, optimizers: list[Any], step: GradientStep) -> Callable[[], Any] | None:
@@ -189,6 +191,21 @@ def _backward(engine: IEngine, loss: Tensor, optimizers: list[Any], step: Gradie
     finally:
         step.is_learning = False
     return step.total
+
+
+def check_steps_without_closure(optimizer: Any, stepper: str) -> None:
+    """Raise if the optimizer's ``step`` needs a closure, as that of LBFGS.
+
+    Raises:
+        TypeError: with what to write.
+    """
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TypeError(
+            f"step() of {type(optimizer).__name__} needs a closure that computes the loss, so {stepper} cannot make "
+            "its steps: call self.optimizer.step(closure) in handle_batch, with steps_itself = True in a "
+            "SupervisedRunner's class; docs/porting.md has an example"
+        )
 
 
 def check_loss(loss: Any, what: str, runner: IRunner) -> None:

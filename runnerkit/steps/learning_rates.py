@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from runnerkit.types import as_dict, groups_of
@@ -12,8 +13,11 @@ def name_of_rate(key: str) -> str:
     return f"lr_{key}" if key else "lr"
 
 
-def rates_of(optimizer: Any, *, key: str = "") -> dict[str, float]:
+def rates_of(optimizer: Any, *, key: str = "", factor: float = 1.0) -> dict[str, float]:
     """Return {"lr": of the first group, "lr/1": of the second, ...} of an optimizer; `key` is appended to "lr".
+
+    Args:
+        factor: what multiplies the rates of the groups in a step.
 
     >>> import torch
     >>> first, second = ({"params": [torch.zeros(1)], "lr": lr} for lr in (0.1, 0.2))
@@ -21,16 +25,16 @@ def rates_of(optimizer: Any, *, key: str = "") -> dict[str, float]:
     {'lr_D': 0.1, 'lr_D/1': 0.2}
     """
     name = name_of_rate(key)
-    rates = [float(group["lr"]) for group in groups_of(optimizer)]
+    rates = [float(group["lr"]) * factor for group in groups_of(optimizer)]
     return {f"{name}/{number}" if number else name: rate for number, rate in enumerate(rates)}
 
 
-def rates_of_all(optimizers: Any) -> dict[str, float]:
-    """Return the rates of one optimizer, of several by key, or of none."""
+def rates_of_all(optimizers: Any, factors: Mapping[str, float]) -> dict[str, float]:
+    """Return the rates of one optimizer, of several by key, or of none, times the `factors` of their keys."""
     groups: Any = getattr(optimizers, "param_groups", ())
     if len(groups) == 1:
-        return {"lr": float(groups[0]["lr"])}  # the most common; each step log calls this
+        return {"lr": float(groups[0]["lr"]) * factors.get("", 1.0)}  # the most common; each step log calls this
     found: dict[str, float] = {}
     for key, each in as_dict(optimizers).items():
-        found |= rates_of(each, key=key)
+        found |= rates_of(each, key=key, factor=factors.get(key, 1.0))
     return found

@@ -63,7 +63,10 @@ def make_schedulers(given: Any, optimizer: Any, num_steps: int | None) -> Schedu
         return given
     missing = sorted(by_key.keys() - optimizers.keys())
     if missing:
-        raise UnknownKeyError(f"scheduler {missing[0]!r} is a function of an optimizer; there are {sorted(optimizers)}")
+        name = f"scheduler {missing[0]!r}" if missing[0] else "scheduler="
+        raise UnknownKeyError(
+            f"{name} is a function of one optimizer, and the run has {sorted(optimizers)}: pass a dict by their keys"
+        )
     made = {key: each(optimizers[key], num_steps) if is_maker(each) else each for key, each in by_key.items()}
     _check_made(made, what="scheduler")
     return like(given, made)

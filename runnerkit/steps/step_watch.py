@@ -1,8 +1,9 @@
-"""A warning if the first training loader of a stage ends without an optimizer step."""
+"""A warning if the first training loader of a stage ends without a step of an optimizer."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from torch.optim import Optimizer
@@ -11,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from runnerkit.callback import IOptimizerCallback, innermost
 from runnerkit.precision import Precision
-from runnerkit.types import as_dict
+from runnerkit.types import as_dict, parameters_of
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner
@@ -24,6 +25,9 @@ class StepWatch:
 
     A stage has one, as ``stage.step_watch``, until its first complete training loader has ended.
 
+    Args:
+        awaited: optimizers by key, each of which has to step; by default any of the process does.
+
     >>> import torch
     >>> watch = StepWatch()
     >>> watch.open()
@@ -33,7 +37,8 @@ class StepWatch:
     True
     """
 
-    def __init__(self) -> None:
+    def __init__(self, awaited: Mapping[str, Any] | None = None) -> None:
+        self.awaited = dict(awaited or {})
         self.has_stepped = False
         self._hook: RemovableHandle | None = None
 
@@ -41,8 +46,10 @@ class StepWatch:
         """Start to watch all optimizers of this process."""
         self._hook = register_optimizer_step_post_hook(self._note)
 
-    def _note(self, *_: Any) -> None:
-        self.has_stepped = True
+    def _note(self, optimizer: Any, *_: Any) -> None:
+        own = {*parameters_of(optimizer)}  # of a wrapper, those of the optimizer inside it
+        self.awaited = {key: each for key, each in self.awaited.items() if own.isdisjoint(parameters_of(each))}
+        self.has_stepped = not self.awaited
 
     def close(self) -> None:
         """Stop watching; safe to call twice."""
@@ -54,12 +61,17 @@ class StepWatch:
     def of_stage(cls, runner: IRunner) -> Self | None:
         """Return a watch for a stage in which the user's code has to call the optimizer, otherwise None.
 
-        An OptimizerCallback steps, accumulates or raises. Optimizers from outside torch do not run hooks.
+        An OptimizerCallback steps, accumulates or raises; optimizers beside those of the callbacks are awaited.
+        Optimizers from outside torch do not run hooks.
         """
-        has_callback = any(isinstance(innermost(each), IOptimizerCallback) for each in runner.callbacks.values())
-        are_torchs = all(isinstance(each, Optimizer) for each in as_dict(runner.optimizer).values())
+        optimizers = as_dict(runner.optimizer)
+        steppers = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, IOptimizerCallback)]
+        # One without a key, of the user's class, may step all of them.
+        keys = {getattr(each, "optimizer_key", key) or "" for each in steppers for key in optimizers}
+        left = {key: each for key, each in optimizers.items() if key not in keys} if steppers else {}
+        are_torchs = all(isinstance(each, Optimizer) for each in optimizers.values())
         is_to_train = runner.optimizer is not None or runner.criterion is not None
-        return cls() if is_to_train and are_torchs and not has_callback else None
+        return cls(left) if is_to_train and are_torchs and (left or not steppers) else None
 
     def start_pass(self, runner: IRunner) -> None:
         """Start to watch in a complete training loader, not in the rest of an interrupted one."""
@@ -96,8 +108,14 @@ class StepWatch:
                 "pass optimizer= or override get_optimizer; to evaluate, call evaluate_loader", where,
             )  # fmt: skip
             return
-        kinds = {key: type(each).__name__ for key, each in as_dict(runner.optimizer).items()}
+        kinds = {key: type(each).__name__ for key, each in (self.awaited or as_dict(runner.optimizer)).items()}
         names = ", ".join(f"{key!r} ({kind})" if key else kind for key, kind in kinds.items())
+        if self.awaited:
+            logger.warning(
+                "optimizer %s did not step %s, so its parameters were not trained: add OptimizerCallback(optimizer_key="
+                "%r), step it in handle_batch, or leave it out", names, where, next(iter(kinds)),
+            )  # fmt: skip
+            return
         logger.warning(
             "optimizer %s did not step %s, so nothing was trained: put the loss, a tensor, into "
             "self.batch_metrics['loss'] and pass callbacks=[BackwardCallback('loss'), OptimizerCallback('loss')], or "

@@ -96,6 +96,17 @@ def test_optimizers_of_different_paces_share_the_norm_where_both_step():
     torch.testing.assert_close(actual, by_hand(paces=paces), rtol=0, atol=1e-7)
 
 
+def test_a_backward_callback_clips_the_gradients_of_all_that_step_on_its_loss():
+    """Those of the first optimizer only were clipped."""
+    models = parts()
+    callbacks = [dl.OptimizerCallback("loss", optimizer_key=key) for key in models]
+    callbacks += [dl.BackwardCallback("loss", gradient_clip=MAX_NORM)]
+    options = {"runner": TwoParts(), "optimizer": sgd_of(models), "num_epochs": 2}
+    train(models, loaders={"train": loader(NUM_SAMPLES, BATCH_SIZE)}, callbacks=callbacks, **options)
+
+    torch.testing.assert_close(weights(nn.ModuleDict(models)), by_hand(), rtol=0, atol=1e-7)
+
+
 def test_under_a_gradient_scaler_all_are_unscaled_first():
     """fp16 with a scale that overflows at first: the skipped steps are those of the hand-written loop."""
     scaler = {"init_scale": 2.0**20, "growth_interval": 3}

@@ -1,5 +1,7 @@
 """The learning rate of several processes is scaled by the rule in every step, and only if requested."""
 
+import re
+
 import pytest
 import torch
 
@@ -60,6 +62,19 @@ class OfThree(dl.LRScaleCallback):
 
     def factor(self, *, world_size, step):
         return super().factor(world_size=3, step=step)
+
+
+def test_the_scaled_rates_of_all_groups_are_logged(tmp_path):
+    """In the logs of steps as in those of epochs."""
+    model = mlp()
+    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[3].parameters(), "lr": 0.02}]
+    log = dl.JSONLLogger(tmp_path, log_batch_metrics=True)
+    train(model, optimizer=torch.optim.SGD(groups), log_every=2, loggers={"jsonl": log}, callbacks=[OfThree()])
+
+    logged = (tmp_path / "metrics.jsonl").read_text()
+    for name, rate in {"lr": 0.3, "lr/1": 0.06}.items():
+        rates = re.findall(rf'"{name}": ?([0-9.e-]+)', logged)
+        assert list(map(float, rates)) == pytest.approx([rate] * 3)  # two steps and the epoch
 
 
 class TwoSteps(dl.Runner):

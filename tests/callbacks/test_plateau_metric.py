@@ -184,3 +184,44 @@ def test_a_metric_that_is_not_known_is_not_told():
     assert [metric is not None for _, metric in scheduler.told] == [False, True]
     with pytest.raises(ValueError, match="needs the metric of one of the loaders"):
         train(model, optimizer=optimizer, scheduler=TimmLike(optimizer, "min"), **options)
+
+
+class Timm(TimmLike):
+    """Like timm's PlateauLRScheduler, whose state lacks how many epochs were bad."""
+
+    def step(self, epoch, metric=None):
+        self.lr_scheduler.step(metric)
+
+    def state_dict(self):
+        return {"best": self.lr_scheduler.best}
+
+    def load_state_dict(self, state):
+        self.lr_scheduler.best = state["best"]
+
+
+@pytest.mark.parametrize("warmup_epochs", [0, 1])
+def test_a_resumed_run_keeps_the_patience_of_a_plateau_scheduler_inside_another(tmp_path, warmup_epochs):
+    """The rate falls in the epoch in which it would have without the interruption."""
+
+    def fit(name, num_epochs, **options):
+        model = mlp()
+        optimizer = sgd(model)
+        scheduler = Timm(optimizer, "min")
+        scheduler.lr_scheduler.patience, scheduler.lr_scheduler.threshold = 1, 1.0  # no epoch is better by so much
+        if warmup_epochs:
+            scheduler = dl.WarmupLR(optimizer, num_epochs=1, after=scheduler)
+        options |= {"scheduler": scheduler, "loaders": {"train": loader(16, 4), "valid": loader(8, 4)}}
+        runner = train(model, optimizer=optimizer, logdir=tmp_path / name, num_epochs=num_epochs, **options)
+        return of(runner.experiment_metrics, "train", "lr")
+
+    expected = fit("whole", 5)
+    fit("parts", 2 + warmup_epochs)
+
+    assert fit("parts", 5, resume="auto") == expected
+    assert expected[-1] < 0.1, "it fell"
+
+
+def test_after_each_step_a_metric_of_an_evaluation_is_refused():
+    """It is not known there; the training metric of that name was read instead."""
+    with pytest.raises(ValueError, match=r"'loss' of loader 'valid'.*interval='epoch'"):
+        fit("min", dl.SchedulerCallback(monitor="valid/loss", interval="step"))

@@ -2,6 +2,7 @@
 
 import pytest
 from torch.nn.functional import l1_loss
+from torch.optim import LBFGS
 from torch.optim.lr_scheduler import ConstantLR
 
 from runnerkit import dl, metrics
@@ -137,6 +138,7 @@ CONSTRUCTORS = [
     (lambda: dl.SWACallback(0), ValueError, "start_epoch must be >= 1"),
 ]
 RUNS = [
+    (lambda: run(optimizer=lambda own: LBFGS(own)), TypeError, r"step\(\) of LBFGS .* closure .*porting"),
     (lambda: swept(final_lr=1.0), ValueError, "leave out the scheduler"),
     (lambda: run(dl.LRFinder(0.01)), ValueError, r"between 0 and final_lr=0\.01, got 0\.1"),
     (lambda: run(dl.LRFinder(1.0), dl.LRFinder(2.0)), ValueError, "two LRFinders sweep .* same optimizer"),
