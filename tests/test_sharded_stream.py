@@ -236,6 +236,32 @@ def test_a_stream_that_starts_to_draw_is_read_again(num_workers):
     assert len({noise for batch in whole[0] for _, noise in batch}) == 61
 
 
+class OneWay(IterableDataset):
+    """A stream that continues where it was left, like one that reads a queue or a socket.
+
+    Args:
+        is_iterator: whether each pass is the same iterator, not one around it.
+    """
+
+    def __init__(self, num_samples, *, is_iterator):
+        self.samples, self.is_iterator = iter(Late(num_samples)), is_iterator
+
+    def __iter__(self):
+        return self.samples if self.is_iterator else (each for each in self.samples)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("is_iterator", [True, False])
+def test_a_stream_that_cannot_start_again_loses_nothing_when_it_starts_to_draw(is_iterator, num_workers):
+    """Its generators are its own from the next samples on."""
+    loaders = [DataLoader(OneWay(200, is_iterator=is_iterator), 4, num_workers=num_workers) for _ in range(2)]
+    ranks = [shards(loader, 2)[rank] for rank, loader in enumerate(loaders)]  # a stream in each process
+
+    seen = [batch[0].tolist() for rank in ranks for batch in batches_of(rank)]
+
+    assert sorted(number for batch in seen for number in batch) == list(range(200))
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     "stream",

@@ -331,10 +331,11 @@ class Stream(IterableDataset):
     [
         (lambda: BatchLimitLoaderWrapper([1], 0), ValueError, "num_batches must be >= 1, got 0"),
         (lambda: BatchLimitLoaderWrapper([1], 1.5), ValueError, r"0 < num_batches <= 1; got 1.5"),
-        (lambda: BatchLimitLoaderWrapper([1], True), TypeError, "an int or a float, got bool"),
-        (lambda: BatchLimitLoaderWrapper([1], "3"), TypeError, "an int or a float, got str"),
+        (lambda: BatchLimitLoaderWrapper([1], True), TypeError, "num_batches must be an integer >= 1, got True"),
+        (lambda: BatchLimitLoaderWrapper([1], "3"), TypeError, "num_batches must be an integer >= 1, got '3'"),
         (lambda: BatchLimitLoaderWrapper(iter([1]), 0.5), TypeError, "0.5, needs a loader with a length, got"),
-        (lambda: BatchPrefetchLoaderWrapper([1], 0), ValueError, "num_prefetches must be >= 1, got 0"),
+        (lambda: BatchPrefetchLoaderWrapper([1], 0), ValueError, "num_prefetches must be >= 1 or None, got 0"),
+        (lambda: BatchPrefetchLoaderWrapper([1], 1.5), TypeError, "num_prefetches must be an integer >= 1"),
         (lambda: share(BatchPrefetchLoaderWrapper([1]), 0, 2), TypeError, "loader 'train' is a list and cannot be sh"),
     ],
 )

@@ -332,6 +332,21 @@ def test_wrong_files_are_named(name):
         make()
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stateful_data_loader_reads_files(num_workers):
+    """It has a batch sampler of its own class."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    dataset = Files([5, 9, 3, 7]).dataset(shuffle=3, lanes=(2, 2))
+    loader, theirs = (each(dataset, 4, collate_fn=list, num_workers=num_workers) for each in (DataLoader, stateful))
+
+    ranks = [list(batches_of(each)) for each in shares(theirs, 2)]
+
+    assert type(share(theirs)) is stateful
+    assert sorted(flat(flat(ranks))) == list(range(24))
+    assert ranks == [list(batches_of(each)) for each in shares(loader, 2)]
+
+
 @pytest.mark.parametrize(
     "options",
     [
