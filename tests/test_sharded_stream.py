@@ -1,6 +1,7 @@
 """Tests that iterable data sets are sharded as exactly as indexed ones."""
 
 import random
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from runnerkit.sampling.sharding import batches_of, count_batches, shard_loader, share_of, start_epoch
 from runnerkit.seeding.generators import derive_seed, seed_generators
-from tests.shares import counted
+from tests.shares import Rewinding, counted
 
 
 class Stream(IterableDataset):
@@ -131,6 +132,20 @@ def test_a_stream_has_torchs_generator_to_itself_from_its_first_sample_to_its_la
     one = drawn(0)
 
     assert len({tuple(each) for each in one}) == 1 and one == drawn(1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stream_that_is_its_own_iterator_is_read_once(num_workers):
+    """Its __iter__, which starts it again, is called once a pass, as by torch."""
+    stream = type("Itself", (Rewinding, IterableDataset), {})(range(100))
+    ranks = shards(DataLoader(stream, 4, num_workers=num_workers), 2)
+
+    for epoch in (1, 2):
+        for rank in ranks:
+            start_epoch(rank, epoch)
+        found = [batch.tolist() for rank in ranks for batch in islice(batches_of(rank), 30)]
+        assert sorted(number for batch in found for number in batch) == list(range(100))
+    assert num_workers or stream.num_starts == 4
 
 
 def test_workers_that_outlive_an_epoch_see_the_next():

@@ -15,6 +15,7 @@ from runnerkit.sampling.sharding import batches_of, share_of, start_epoch
 from runnerkit.sampling.streams import lane_readers
 from tests.data import places
 from tests.data.places import flat, share
+from tests.shares import Rewinding
 
 
 class Numbers(IterableDataset):
@@ -339,6 +340,22 @@ def test_workers_that_have_read_ahead_lose_nothing(num_workers):
     skip(again, saved(loaders))
 
     assert trained(again, [3, 4]) == whole[10:]
+
+
+class RewindingShards(Numbers):
+    """Shards that are their own iterators, which start again whenever they are asked for them."""
+
+    def shard(self, num_shards, index):
+        return Rewinding(list(super().shard(num_shards, index)))
+
+
+def test_a_shard_that_is_its_own_iterator_is_read_once():
+    """As if it were a generator."""
+    expected, found = (
+        trained(shares(kind([9, 7, 8, 6], (2, 2)), batch_size=4), [1, 2]) for kind in (Numbers, RewindingShards)
+    )
+
+    assert found == expected
 
 
 class Doubled(DataLoader):

@@ -16,6 +16,7 @@ from runnerkit.sampling.streams.shards import can_seek, shards_of
 from tests import tiny
 from tests.data.places import flat, share, shares
 from tests.interrupt import Interrupt
+from tests.shares import Rewinding
 from tests.test_resume import Augmented
 from tests.tiny import classification, loader, mlp, weights
 
@@ -309,6 +310,17 @@ def test_a_rank_without_a_last_batch_repeats_its_own(name):
 
     assert [batches(rank) for rank in ranks] == [[[0, 1], [4, 5]], [[2, 3], [2, 3]]]
     assert [share_of(rank).sizes_of(1) for rank in ranks] == [[2, 0]] * 2
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_loader_that_is_its_own_iterator_is_started_once(name):
+    """Its __iter__, which starts it again, is called once a pass."""
+    loader = Rewinding([torch.zeros(1), torch.ones(1)])
+
+    found = batches_of(WRAPPERS[name](loader))
+
+    assert [next(found), *found] == [torch.zeros(1), torch.ones(1)]
+    assert loader.num_starts == 1
 
 
 def test_a_distributed_sampler_inside_gets_its_epoch():

@@ -18,6 +18,7 @@ from runnerkit.sampling.sharding import batches_of, share_of, start_epoch
 from tests import tiny
 from tests.data.places import flat, joined, share, shares
 from tests.interrupt import Interrupt
+from tests.shares import Rewinding
 from tests.tiny import NUM_CLASSES, NUM_FEATURES
 
 
@@ -330,6 +331,17 @@ def test_wrong_files_are_named(name):
 
     with pytest.raises(kind, match=message):
         make()
+
+
+def test_a_reader_that_is_its_own_iterator_is_read_once():
+    """As if it were a generator."""
+    files = Files([5, 9, 3, 7])
+
+    dataset = dl.ShardedFiles(
+        files.names, lambda path, start=0: Rewinding(list(files.read(path, start))), shuffle=3, lanes=(2, 2)
+    )
+
+    assert sorted(flat(batches_of(share(DataLoader(dataset, 4, collate_fn=list))))) == list(range(24))
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it

@@ -22,6 +22,7 @@ from runnerkit.seeding.generators import (
     python_and_numpy_mark,
     seed_generators,
 )
+from runnerkit.support.iterators import started
 from runnerkit.support.torch_internals import pinned, without_worker_info
 
 _torch = torch.default_generator
@@ -283,7 +284,7 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
             set_epoch(epoch, self.dataset, self.collate_fn)
         with self._no_worker(), keep_cpu_rng():
             seed_generators(derive_seed(self.seed, "stream", epoch))
-            samples = iter(self.dataset)
+            samples = started(self.dataset)
             self._inside = CPUState()
         return samples
 
