@@ -18,6 +18,20 @@ class Stream(IterableDataset[Any]):
         return iter(self.samples)
 
 
+class Rewinding:
+    """An iterator over `samples` that starts again whenever it is asked for its iterator."""
+
+    def __init__(self, samples: Iterable[Any]) -> None:
+        self.samples, self.num_starts = samples, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.rest, self.num_starts = iter(self.samples), self.num_starts + 1
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.rest)
+
+
 def counted(shard: Any) -> Iterator[Any]:
     """Yield the batches of `shard`, without one that it repeats because other processes have samples left."""
     share, number = share_of(shard), -1

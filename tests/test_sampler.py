@@ -187,7 +187,19 @@ def test_a_distributed_sampler_of_the_users_own_is_left_alone(caplog):
     shard = shard_loader(loader, key="valid", training=False, rank=1, world_size=2, seed=42)
 
     assert shard is loader
-    assert "scored twice" in caplog.text
+    [record] = caplog.records
+    assert "scored twice" in record.message
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 2), (1, 3), (0, 1)])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_distributed_sampler_of_another_process_is_named(rank, world_size, training, caplog):
+    """For example, one that was made before the processes were started has the same rank in all of them."""
+    loader = DataLoader(indices(8), batch_size=2, sampler=DistributedSampler(indices(8), num_replicas=2, rank=1))
+
+    shard_loader(loader, key="k", training=training, rank=rank, world_size=world_size, seed=42)
+
+    assert f"loader 'k': its DistributedSampler is that of rank 1 of 2, in rank {rank} of {world_size}" in caplog.text
 
 
 def test_every_attribute_of_the_loader_is_kept():

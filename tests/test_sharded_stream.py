@@ -1,6 +1,7 @@
 """Tests that iterable data sets are sharded as exactly as indexed ones."""
 
 import random
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from runnerkit.sampling.sharding import batches_of, count_batches, shard_loader, share_of, start_epoch
 from runnerkit.seeding.generators import derive_seed, seed_generators
-from tests.shares import counted
+from tests.shares import Rewinding, counted
 
 
 class Stream(IterableDataset):
@@ -133,6 +134,20 @@ def test_a_stream_has_torchs_generator_to_itself_from_its_first_sample_to_its_la
     assert len({tuple(each) for each in one}) == 1 and one == drawn(1)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stream_that_is_its_own_iterator_is_read_once(num_workers):
+    """Its __iter__, which starts it again, is called once a pass, as by torch."""
+    stream = type("Itself", (Rewinding, IterableDataset), {})(range(100))
+    ranks = shards(DataLoader(stream, 4, num_workers=num_workers), 2)
+
+    for epoch in (1, 2):
+        for rank in ranks:
+            start_epoch(rank, epoch)
+        found = [batch.tolist() for rank in ranks for batch in islice(batches_of(rank), 30)]
+        assert sorted(number for batch in found for number in batch) == list(range(100))
+    assert num_workers or stream.num_starts == 4
+
+
 def test_workers_that_outlive_an_epoch_see_the_next():
     """set_epoch of the stream is called in persistent workers."""
     loader = DataLoader(OfEpoch(4), batch_size=2, num_workers=1, persistent_workers=True)
@@ -234,6 +249,32 @@ def test_a_stream_that_starts_to_draw_is_read_again(num_workers):
     joined = [[each for pair in zip(*batches, strict=True) for each in pair] for batches in zip(*halves, strict=True)]
     assert joined == whole[0]
     assert len({noise for batch in whole[0] for _, noise in batch}) == 61
+
+
+class OneWay(IterableDataset):
+    """A stream that continues where it was left, like one that reads a queue or a socket.
+
+    Args:
+        is_iterator: whether each pass is the same iterator, not one around it.
+    """
+
+    def __init__(self, num_samples, *, is_iterator):
+        self.samples, self.is_iterator = iter(Late(num_samples)), is_iterator
+
+    def __iter__(self):
+        return self.samples if self.is_iterator else (each for each in self.samples)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("is_iterator", [True, False])
+def test_a_stream_that_cannot_start_again_loses_nothing_when_it_starts_to_draw(is_iterator, num_workers):
+    """Its generators are its own from the next samples on."""
+    loaders = [DataLoader(OneWay(200, is_iterator=is_iterator), 4, num_workers=num_workers) for _ in range(2)]
+    ranks = [shards(loader, 2)[rank] for rank, loader in enumerate(loaders)]  # a stream in each process
+
+    seen = [batch[0].tolist() for rank in ranks for batch in batches_of(rank)]
+
+    assert sorted(number for batch in seen for number in batch) == list(range(200))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

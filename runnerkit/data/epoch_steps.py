@@ -13,6 +13,7 @@ from runnerkit.sampling.orders import Order
 from runnerkit.sampling.sharding import Uneven, batches_of, count_batches, share_of, start_epoch
 from runnerkit.sampling.share import LoaderShare, PassPosition
 from runnerkit.seeding.generators import keep_cpu_rng
+from runnerkit.support.arguments import check_integers
 from runnerkit.types import Batch
 
 __all__ = ["EpochStepsLoaderWrapper"]
@@ -41,13 +42,10 @@ class EpochStepsLoaderWrapper(LoaderWrapper):
 
     def __init__(self, loader: Any, epoch_steps: int, *, restart: bool = False) -> None:
         super().__init__(loader)
-        if isinstance(epoch_steps, bool) or not isinstance(epoch_steps, int):
-            raise TypeError(f"epoch_steps must be an int, got {type(epoch_steps).__name__}")
-        if epoch_steps < 1:
-            raise ValueError(f"epoch_steps must be >= 1, got {epoch_steps}")
-        self.epoch_steps = epoch_steps
+        check_integers(self, epoch_steps=epoch_steps)
+        self.epoch_steps = int(epoch_steps)
         self.restart = restart
-        self._continuing = _Continued(loader, epoch_steps)
+        self._continuing = _Continued(loader, self.epoch_steps)
 
     @property
     def _continued(self) -> _Continued:

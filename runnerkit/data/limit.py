@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from runnerkit.data.loader_wrapper import LoaderWrapper
 from runnerkit.sampling.sharding import Uneven, batches_of, count_batches, share_of
+from runnerkit.support.arguments import check_integers
 from runnerkit.types import Batch
 
 __all__ = ["BatchLimitLoaderWrapper"]
@@ -41,12 +42,9 @@ class BatchLimitLoaderWrapper(LoaderWrapper):
                     "number of batches, an int"
                 )
             self.num_batches = self._part_of(length)
-        elif isinstance(num_batches, bool) or not isinstance(num_batches, int):
-            raise TypeError(f"num_batches must be an int or a float, got {type(num_batches).__name__}")
-        elif num_batches < 1:
-            raise ValueError(f"num_batches must be >= 1, got {num_batches}")
         else:
-            self.num_batches = num_batches
+            check_integers(self, num_batches=num_batches)
+            self.num_batches = int(num_batches)
 
     def __iter__(self) -> Iterator[Batch]:
         return islice(batches_of(self.origin), self._num_left())

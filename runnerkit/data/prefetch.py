@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from runnerkit.data.loader_wrapper import LoaderWrapper
 from runnerkit.sampling.sharding import batches_of
+from runnerkit.support.arguments import check_integers
 from runnerkit.support.device_move import move
 from runnerkit.types import Batch
 
@@ -39,8 +40,7 @@ class BatchPrefetchLoaderWrapper(LoaderWrapper):
 
     def __init__(self, loader: Any, num_prefetches: int | None = None) -> None:
         super().__init__(loader)
-        if num_prefetches is not None and num_prefetches < 1:
-            raise ValueError(f"num_prefetches must be >= 1, got {num_prefetches}")
+        check_integers(self, or_none=True, num_prefetches=num_prefetches)
         self.num_prefetches = num_prefetches or 1
         self.device: torch.device | None = None
 

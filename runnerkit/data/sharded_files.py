@@ -18,6 +18,7 @@ from runnerkit.sampling.indexed.lane_order import LaneOrder, Run, Spot
 from runnerkit.sampling.lanes import check_lanes, check_step, default_lanes
 from runnerkit.seeding.generators import CPUState
 from runnerkit.support.arguments import check_integers
+from runnerkit.support.iterators import started
 
 __all__ = ["ShardedFiles"]
 
@@ -207,9 +208,9 @@ class _Cursor:
     def _open(self, file: int, start: int) -> None:
         read, path = self._dataset.read, self._dataset.files[file]
         if self._dataset._can_seek:
-            self._iterator = iter(read(path, start=start))
+            self._iterator = started(read(path, start=start))
         else:
-            self._iterator = islice(iter(read(path)), start, None)
+            self._iterator = islice(read(path), start, None)
 
     def _check(self, run: Run, num_read: int) -> None:
         file, start, stop = run

@@ -6,7 +6,6 @@ import copy
 import logging
 from collections.abc import Iterator
 from inspect import signature
-from types import NoneType
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -27,7 +26,8 @@ from runnerkit.sampling.loader_worker import watch_workers
 from runnerkit.sampling.seeded_dataset import SeededDataset, is_seeded
 from runnerkit.sampling.share import AdaptedShare, LoaderShare, WholeLoader
 from runnerkit.seeding.generators import derive_seed
-from runnerkit.support.torch_internals import length_of
+from runnerkit.support.iterators import started
+from runnerkit.support.torch_internals import length_of, unpacks_within
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,13 @@ def shard_loader(
         return share_stream(loader, key=key, training=training, endless=endless, **place)
     own = distributed_sampler_of(loader)
     if own is not None:
-        if not training and len(loader.dataset) % world_size:  # type: ignore[arg-type]  # map-style: it has a length
+        if (own.rank, own.num_replicas) != (rank, world_size):
+            logger.warning(
+                "loader %r: its %s is that of rank %d of %d, in rank %d of %d, so samples are missed or repeated, "
+                "unless each machine has data of its own; make it in get_loaders, from self.engine, or leave it out",
+                key, type(own).__name__, own.rank, own.num_replicas, rank, world_size,
+            )  # fmt: skip
+        elif not training and len(loader.dataset) % world_size:  # type: ignore[arg-type]  # map-style: it has a length
             logger.warning(
                 "loader %r: its own DistributedSampler repeats samples to fill %d processes; these are scored twice; "
                 "remove the sampler for exact evaluation",
@@ -141,13 +147,18 @@ def _sampler_name(loader: DataLoader[Any]) -> str:
     return type(loader.batch_sampler if is_own else loader.sampler).__name__
 
 
+def _batches_alike(loader: DataLoader[Any]) -> bool:
+    """Return whether a loader's batches are consecutive samples of a sampler."""
+    batches = loader.batch_sampler
+    # batch_size is None if the user passed a batch sampler; a subclass may have replaced the loader's.
+    return isinstance(batches, BatchSampler) and (loader.batch_size is not None or type(batches) is BatchSampler)
+
+
 def _share_indices(loader: DataLoader[Any], *, key: str, training: bool, **place: Any) -> DataLoader[Any]:
     """Distribute samples, or whole batches of a custom batch sampler."""
     batches: Any = loader.batch_sampler
     share: ShardedBatchSampler | ShardedBatches
-    # batch_size is None if the user passed a batch sampler; a subclass may have replaced the loader's.
-    is_plain = isinstance(batches, BatchSampler) and (loader.batch_size is not None or type(batches) is BatchSampler)
-    if is_plain:
+    if _batches_alike(loader):
         sampler: Any = batches.sampler
         share = ShardedBatchSampler(
             sampler, batch_size=batches.batch_size, drop_last=batches.drop_last, training=training, **place
@@ -171,7 +182,7 @@ def _share_files(loader: DataLoader[Any], *, key: str, training: bool, **place: 
 
     batches: Any = loader.batch_sampler
     sampler = loader.sampler if batches is None else SamplerMembers(batches).sampler
-    if type(sampler) is not SequentialSampler or type(batches) not in (BatchSampler, NoneType):
+    if type(sampler) is not SequentialSampler or not (batches is None or _batches_alike(loader)):
         raise TypeError(
             f"loader {key!r}: {type(loader.dataset).__name__} has its own order; a {_sampler_name(loader)} would open "
             "a file for each sample: omit it (and shuffle=True), and pass shuffle=1000 to the data set"
@@ -199,15 +210,19 @@ def _with_order(loader: DataLoader[Any], share: ShardedBatchSampler | ShardedBat
 
 def batches_of(loader: Any) -> Iterator[Any]:
     """Iterate over a loader from :func:`shard_loader`, or any other iterable."""
-    feed = feed_of(loader)
+    feed, share = feed_of(loader), share_of(loader)
+    if isinstance(feed, DataLoader) and share.needs_new_workers:
+        feed._iterator, share.needs_new_workers = None, False
     if isinstance(feed, DataLoader) and feed._iterator is not None and feed.generator is None:
         # Other workers draw a seed in each epoch, persistent ones only in the first. Draw it here, so that dropout is
         # the same with both, and in a resumed run, which restarts the workers.
         torch.empty((), dtype=torch.int64).random_()
-    batches: Iterator[Any] = iter(feed)
+    is_stream = isinstance(feed, DataLoader) and isinstance(feed.dataset, IterableDataset)
+    is_unpacked = is_stream and unpacks_within(feed, share.unpacked)
+    batches: Iterator[Any] = started(feed)
     if isinstance(loader, OuterLoader):
         return batches  # the wrapped loader's, which came through here
-    batches = share_of(loader).unpacked(batches)
+    batches = batches if is_unpacked else share.unpacked(batches)
     return watch_workers(batches) if isinstance(feed, DataLoader) and feed.num_workers > 0 else batches
 
 

@@ -40,6 +40,7 @@ class LoaderShare(ABC):
         yields_its_length: whether its loader, if it is not a DataLoader, surely yields as many batches as its length.
         endless: whether a pass never ends, and all batches are full.
         continues: whether a pass continues from epoch to epoch.
+        needs_new_workers: whether persistent workers, if there are any, do not know the place where the pass begins.
         head: fingerprints of a stream's first samples, if each of several processes or workers reads the whole stream.
     """
 
@@ -54,6 +55,7 @@ class LoaderShare(ABC):
     yields_its_length = False
     endless = False
     continues = False
+    needs_new_workers = False
     head: StreamHead | None = None
 
     def set_epoch(self, epoch: int) -> None:

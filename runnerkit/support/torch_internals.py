@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -76,6 +77,38 @@ def length_of(loader: Any) -> int:
     length = len(loader)
     loader._IterableDataset_len_called = before
     return length
+
+
+class _Unpacked:
+    """The iterator of a DataLoader whose batches are unpacked before they reach the loader's own ``__iter__``."""
+
+    def __init__(self, loader: DataLoader[Any], unpack: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
+        self._packed, self._unpack = DataLoader._get_iterator(loader), unpack
+        self._batches = unpack(self._packed)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def _reset(self, loader: DataLoader[Any]) -> None:  # for the next epoch of persistent workers
+        self._packed._reset(loader)
+        self._batches = self._unpack(self._packed)
+
+
+def unpacks_within(loader: DataLoader[Any], unpack: Callable[[Iterator[Any]], Iterator[Any]]) -> bool:
+    """Let a loader whose class overrides ``__iter__`` get batches that have passed through `unpack`.
+
+    Returns:
+        Whether it does; False if its class does not override it.
+    """
+    kind = type(loader)
+    if kind.__iter__ is DataLoader.__iter__ or kind._get_iterator is not DataLoader._get_iterator:
+        return False
+    known = weakref.ref(loader)  # a cycle would keep its workers
+    vars(loader)["_get_iterator"] = lambda: _Unpacked(known(), unpack)  # type: ignore[arg-type]  # it is being iterated
+    return True
 
 
 def forget_length(loader: DataLoader[Any]) -> None:

@@ -162,12 +162,23 @@ def test_short_batches_count_their_own_samples(accumulation_steps):
 
 @pytest.mark.parametrize(
     ("steps", "error", "message"),
-    [(0, ValueError, "must be >= 1, got 0"), *((each, TypeError, "must be an int, got") for each in (2.5, True))],
+    [
+        (0, ValueError, "must be >= 1, got 0"),
+        *((each, TypeError, f"must be an integer >= 1, got {each}") for each in (2.5, True)),
+    ],
 )
 def test_wrong_numbers_are_refused(steps, error, message):
     """The error names the argument."""
-    with pytest.raises(error, match=f"epoch_steps {message}"):
+    with pytest.raises(error, match=f"EpochStepsLoaderWrapper: epoch_steps {message}"):
         dl.EpochStepsLoaderWrapper([1], steps)
+
+
+def test_numbers_of_numpy_are_numbers():
+    """They are what a calculation with arrays gives."""
+    two = np.int64(2)
+
+    assert list(dl.EpochStepsLoaderWrapper("abc", two)) == list(dl.BatchLimitLoaderWrapper("abc", two)) == ["a", "b"]
+    assert list(dl.BatchPrefetchLoaderWrapper([torch.zeros(1)], two)) == [torch.zeros(1)]
 
 
 def test_an_empty_loader_is_named():

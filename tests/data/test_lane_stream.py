@@ -15,6 +15,7 @@ from runnerkit.sampling.sharding import batches_of, share_of, start_epoch
 from runnerkit.sampling.streams import lane_readers
 from tests.data import places
 from tests.data.places import flat, share
+from tests.shares import Rewinding
 
 
 class Numbers(IterableDataset):
@@ -339,6 +340,69 @@ def test_workers_that_have_read_ahead_lose_nothing(num_workers):
     skip(again, saved(loaders))
 
     assert trained(again, [3, 4]) == whole[10:]
+
+
+class RewindingShards(Numbers):
+    """Shards that are their own iterators, which start again whenever they are asked for them."""
+
+    def shard(self, num_shards, index):
+        return Rewinding(list(super().shard(num_shards, index)))
+
+
+def test_a_shard_that_is_its_own_iterator_is_read_once():
+    """As if it were a generator."""
+    expected, found = (
+        trained(shares(kind([9, 7, 8, 6], (2, 2)), batch_size=4), [1, 2]) for kind in (Numbers, RewindingShards)
+    )
+
+    assert found == expected
+
+
+class Doubled(DataLoader):
+    """A loader that changes its batches in the process that trains."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield [2 * each for each in batch]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+@pytest.mark.parametrize("lanes", [(2, 2), (1, 1)])
+def test_a_loader_that_overrides_iteration_gets_batches(lanes, options):
+    """Its positions and the sizes of its last step are those of a DataLoader."""
+    loaders = [kind(Numbers([9, 7, 8, 6, 1], lanes), 4, collate_fn=list, **options) for kind in (DataLoader, Doubled)]
+    for rank in (0, 1):
+        plain, doubled = (places.share(each, rank, 2) for each in loaders)
+        for epoch in (1, 2):
+            start_epoch(plain, epoch)
+            start_epoch(doubled, epoch)
+            batches = list(batches_of(plain))
+            assert list(batches_of(doubled)) == [[2 * each for each in batch] for batch in batches]
+            told = [
+                (share_of(each).position_after(len(batches)), share_of(each).sizes_of(3)) for each in (plain, doubled)
+            ]
+            assert told[0] == told[1]
+
+
+def test_workers_that_live_continue_at_another_position():
+    """So do those that were started for it, with the whole of the same epoch."""
+    [loader] = places.shares(
+        DataLoader(Numbers([9] * 8, (2, 2)), 4, num_workers=2, collate_fn=list, persistent_workers=True), 1
+    )
+    whole = list(batches_of(loader))
+    position = share_of(loader).position_after(7)
+
+    for epoch in (2, 1):
+        start_epoch(loader, epoch)
+        if epoch == 2:
+            assert list(batches_of(loader)) != whole
+        else:
+            share_of(loader).skip(position)
+            assert list(batches_of(loader)) == whole[7:]
+            assert share_of(loader).position_after(3)["num_consumed"] == 40
+
+    start_epoch(loader, 1)
+    assert list(batches_of(loader)) == whole
 
 
 def test_a_shard_that_starts_to_draw_is_found():

@@ -16,6 +16,7 @@ from runnerkit.sampling.streams.shards import can_seek, shards_of
 from tests import tiny
 from tests.data.places import flat, share, shares
 from tests.interrupt import Interrupt
+from tests.shares import Rewinding
 from tests.test_resume import Augmented
 from tests.tiny import classification, loader, mlp, weights
 
@@ -311,6 +312,17 @@ def test_a_rank_without_a_last_batch_repeats_its_own(name):
     assert [share_of(rank).sizes_of(1) for rank in ranks] == [[2, 0]] * 2
 
 
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_loader_that_is_its_own_iterator_is_started_once(name):
+    """Its __iter__, which starts it again, is called once a pass."""
+    loader = Rewinding([torch.zeros(1), torch.ones(1)])
+
+    found = batches_of(WRAPPERS[name](loader))
+
+    assert [next(found), *found] == [torch.zeros(1), torch.ones(1)]
+    assert loader.num_starts == 1
+
+
 def test_a_distributed_sampler_inside_gets_its_epoch():
     """The runner finds the sampler through the wrapper."""
     sampler = DistributedSampler(classification(16), num_replicas=1, rank=0)
@@ -331,10 +343,11 @@ class Stream(IterableDataset):
     [
         (lambda: BatchLimitLoaderWrapper([1], 0), ValueError, "num_batches must be >= 1, got 0"),
         (lambda: BatchLimitLoaderWrapper([1], 1.5), ValueError, r"0 < num_batches <= 1; got 1.5"),
-        (lambda: BatchLimitLoaderWrapper([1], True), TypeError, "an int or a float, got bool"),
-        (lambda: BatchLimitLoaderWrapper([1], "3"), TypeError, "an int or a float, got str"),
+        (lambda: BatchLimitLoaderWrapper([1], True), TypeError, "num_batches must be an integer >= 1, got True"),
+        (lambda: BatchLimitLoaderWrapper([1], "3"), TypeError, "num_batches must be an integer >= 1, got '3'"),
         (lambda: BatchLimitLoaderWrapper(iter([1]), 0.5), TypeError, "0.5, needs a loader with a length, got"),
-        (lambda: BatchPrefetchLoaderWrapper([1], 0), ValueError, "num_prefetches must be >= 1, got 0"),
+        (lambda: BatchPrefetchLoaderWrapper([1], 0), ValueError, "num_prefetches must be >= 1 or None, got 0"),
+        (lambda: BatchPrefetchLoaderWrapper([1], 1.5), TypeError, "num_prefetches must be an integer >= 1"),
         (lambda: share(BatchPrefetchLoaderWrapper([1]), 0, 2), TypeError, "loader 'train' is a list and cannot be sh"),
     ],
 )

@@ -18,6 +18,7 @@ from runnerkit.sampling.sharding import batches_of, share_of, start_epoch
 from tests import tiny
 from tests.data.places import flat, joined, share, shares
 from tests.interrupt import Interrupt
+from tests.shares import Rewinding
 from tests.tiny import NUM_CLASSES, NUM_FEATURES
 
 
@@ -330,6 +331,32 @@ def test_wrong_files_are_named(name):
 
     with pytest.raises(kind, match=message):
         make()
+
+
+def test_a_reader_that_is_its_own_iterator_is_read_once():
+    """As if it were a generator."""
+    files = Files([5, 9, 3, 7])
+
+    dataset = dl.ShardedFiles(
+        files.names, lambda path, start=0: Rewinding(list(files.read(path, start))), shuffle=3, lanes=(2, 2)
+    )
+
+    assert sorted(flat(batches_of(share(DataLoader(dataset, 4, collate_fn=list))))) == list(range(24))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stateful_data_loader_reads_files(num_workers):
+    """It has a batch sampler of its own class."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    dataset = Files([5, 9, 3, 7]).dataset(shuffle=3, lanes=(2, 2))
+    loader, theirs = (each(dataset, 4, collate_fn=list, num_workers=num_workers) for each in (DataLoader, stateful))
+
+    ranks = [list(batches_of(each)) for each in shares(theirs, 2)]
+
+    assert type(share(theirs)) is stateful
+    assert sorted(flat(flat(ranks))) == list(range(24))
+    assert ranks == [list(batches_of(each)) for each in shares(loader, 2)]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 from runnerkit.sampling.seeded_dataset import seed_collate
 from runnerkit.sampling.streams.shards import Shards, can_seek
 from runnerkit.seeding.generators import GENERATORS, SEED_STRIDE, CPUState, derive_seed
+from runnerkit.support.iterators import started
 from runnerkit.support.torch_internals import without_worker_info
 
 _SAMPLES_PER_STATE = 1000  # of a shard that can seek; at most as many are read again in a resumed run
@@ -210,7 +211,7 @@ class _Lane:
         self._seekable = shard if can_seek(shard) else None
         if self.state is not None:
             self._seekable.load_state_dict(copy.deepcopy(self.state))
-        self._samples = iter(shard)
+        self._samples = started(shard)
 
     def _check_not_empty(self) -> None:
         if self.num_samples == self._lap_first:  # it would be read for ever, with the same draws

@@ -78,7 +78,8 @@ class LaneStream(DividedShare, IterableDataset[Any]):
         self.are_default, self.num_workers = are_default, num_workers
         self.endless, self.key, self.collate_fn = endless, key, collate_fn
         self._take_lanes(lanes, turns)
-        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # persistent workers read it
+        # Epoch; samples consumed before it resumed. Persistent workers read them.
+        self._shared = torch.zeros(2, dtype=torch.int64).share_memory_()
         self._start = self._beginning(0)
         self._ahead: dict[int, deque[LanePlace]] = {}
         # By batch, as a loader may be ahead of the run.
@@ -96,7 +97,7 @@ class LaneStream(DividedShare, IterableDataset[Any]):
         self.samples_per_lane = self.stride // lanes  # in a step
 
     def set_epoch(self, epoch: int) -> None:
-        self._epoch[0] = epoch
+        self._shared.copy_(torch.tensor([epoch, 0]))
         self._start, self.num_consumed = self._beginning(epoch), 0
         self._ahead, self._sizes, self._num_empty = {}, {}, {}
 
@@ -108,7 +109,7 @@ class LaneStream(DividedShare, IterableDataset[Any]):
             for lane in range(self.lanes * self.turns)
         ]
         return {
-            "epoch": int(self._epoch[0]),
+            "epoch": self._start.epoch,
             "num_consumed": self.num_consumed + num_batches * self.stride,
             # Of whole batches, the lane of the next one, as the lanes of a turn depend on the number of processes.
             "turn": (self._start.turn + num_steps) % self.turns * (1 if self.batch_size is not None else self.lanes),
@@ -163,7 +164,6 @@ class LaneStream(DividedShare, IterableDataset[Any]):
                     f"lanes={tuple(self._layout)}; set dataset.lanes, or batch_size x processes, as before"
                 )
             self._take_lanes(*saved)
-        self._epoch[0] = position["epoch"]
         places, turn = [LanePlace(*place) for place in position["places"]], position["turn"]
         if self.batch_size is None:  # the lane of the next batch
             if turn % self.lanes:
@@ -174,6 +174,8 @@ class LaneStream(DividedShare, IterableDataset[Any]):
             turn //= self.lanes
         self._start = LaneStart(position["epoch"], turn, places)
         self.num_consumed = position["num_consumed"]  # or what it would be with full batches
+        self._shared.copy_(torch.tensor([position["epoch"], self.num_consumed]))
+        self.needs_new_workers = True
 
     def unpacked(self, batches: Iterator[Part]) -> Iterator[Any]:
         """Yield the batches of parts from :meth:`__iter__`, and note which shards were opened for them."""
@@ -229,7 +231,7 @@ class LaneStream(DividedShare, IterableDataset[Any]):
 
     def _placeholder_batch(self) -> Any:
         """Return a full batch of this process's first samples, or of another process's if this one has none."""
-        epoch = int(self._epoch[0])
+        epoch = self._start.epoch
         with keep_cpu_rng():
             seed_generators(derive_seed(self.seed, "stand-in", epoch))
             lanes = sorted(range(self.lanes * self.turns), key=lambda lane: lane % self.world_size != self.rank)
@@ -252,11 +254,11 @@ class LaneStream(DividedShare, IterableDataset[Any]):
         """Yield a part for each step of this reader; without workers, it is the only one."""
         info = get_worker_info()
         worker, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
-        epoch = int(self._epoch[0])
+        epoch, num_consumed = self._shared.tolist()
         start = self._start
         if info is not None:
             set_epoch(epoch, self.shards, self.collate_fn)  # a persistent worker has those of the first epoch
-        if start.epoch != epoch:
+        if (start.epoch, self.num_consumed) != (epoch, num_consumed):  # a persistent worker was made for another pass
             start = self._beginning(epoch)
         readers = LaneReaders(self, start, in_worker=info is not None)
         # A DataLoader takes batches from its workers in rotation, so this one makes steps `worker`, + num_workers, ...

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from runnerkit.sampling.epochs import set_epoch
 from runnerkit.sampling.seeded_dataset import draws_nothing, seed_collate
 from runnerkit.sampling.share import DividedShare, PassPosition
-from runnerkit.sampling.streams.heads import NUM_SAMPLES, StreamHead
+from runnerkit.sampling.streams.heads import NUM_SAMPLES, StreamHead, compare
 from runnerkit.seeding.generators import (
     GENERATORS,
     CPUState,
@@ -22,6 +22,7 @@ from runnerkit.seeding.generators import (
     python_and_numpy_mark,
     seed_generators,
 )
+from runnerkit.support.iterators import started
 from runnerkit.support.torch_internals import pinned, without_worker_info
 
 _torch = torch.default_generator
@@ -86,14 +87,14 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
         self._inside: CPUState  # their states between its chunks
         self._outside: CPUState  # their states before a chunk, with its mark
         self._mark: Any = None
-        self.head = StreamHead(num_workers) if world_size * max(1, num_workers) > 1 else None
+        self._first_read = StreamHead(num_workers)
+        self.head = self._first_read if world_size * max(1, num_workers) > 1 else None
         self._sizes: dict[int, Sequence[int | None]] = {}  # of the last step, by its number
 
     def set_epoch(self, epoch: int) -> None:
         self._start.copy_(torch.tensor([epoch, 0]))
         self.num_consumed, self._sizes = 0, {}
-        if self.head is not None:  # a pass that was resumed at its end has recorded other samples
-            self.head.fingerprints.zero_()
+        self._first_read.fingerprints.zero_()  # a pass that was resumed at its end has recorded other samples
 
     def sizes_of(self, number: int) -> Sequence[int | None] | None:
         """Return the samples of each rank in a step whose batch was yielded, as :class:`LoaderShare` says."""
@@ -185,7 +186,7 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
         """Read one chunk, after `begin` samples of this pass, with the generators as the stream left them.
 
         Only the generators from which the first samples draw are exchanged. If it draws from another one later,
-        it is read again from its start.
+        it is read again from its start; one that continues instead keeps what it drew.
 
         Returns:
             The chunk, and the samples behind it.
@@ -209,7 +210,8 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
         if left != mark:
             moved = {name for name, one, other in zip(("python", "numpy"), mark, left, strict=True) if one != other}
             if not moved <= drawn_from:
-                chunk, samples = self._read_again(begin)
+                self._drawn_from |= moved
+                chunk, samples = self._read_again(begin, chunk)
                 outside.restore()
                 return chunk, samples
             inside.read(moved)
@@ -227,12 +229,25 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
         outside.restore()
         return chunk
 
-    def _read_again(self, begin: int) -> tuple[Chunk, Iterator[Any]]:
-        """Read the chunk after `begin` samples from the start of the stream, with all generators of its own."""
-        samples = self._samples()
+    def _read_again(self, begin: int, chunk: Chunk) -> tuple[Chunk, Iterator[Any]]:
+        """Read the chunk after `begin` samples from the start of the stream, with all generators of its own.
+
+        Args:
+            chunk: what was read, which is returned if the stream cannot start again.
+        """
+        last, samples, head = self._inside, self._begin(), StreamHead(1)
         self._inside.restore()
+        worker = 0 if self._worker is None else self._worker[0]
         with self._no_worker():
-            next(islice(samples, begin, begin), None)  # skips them
+            first = list(islice(samples, NUM_SAMPLES))
+            for position, sample in enumerate(first):
+                head.note(0, position, sample)
+            if compare([self._first_read.read()[worker, None], head.read()]) == "different":
+                self._inside.read(GENERATORS)
+                self._inside.torch = last.torch
+                return chunk, chain(first, samples)
+            rest = begin + int(self._start[1]) - len(first)
+            next(islice(samples, rest, rest), None)  # skips them
         chunk = self._chunk(samples)
         self._drawn_from |= self._inside.moved(apart_from={"torch"})
         self._inside.read(GENERATORS)
@@ -259,20 +274,24 @@ class ShardedStream(DividedShare, IterableDataset[Any]):
 
     def _samples(self) -> Iterator[Any]:
         """Start to read the stream, with generators of its own, and skip what was consumed before."""
-        epoch, num_consumed = self._start.tolist()
+        samples = self._begin()
+        # Reads the rest without a call for each sample.
+        return chain(self._first(samples, int(self._start[1])), samples)
+
+    def _begin(self) -> Iterator[Any]:
+        epoch = int(self._start[0])
         if self._worker is not None:  # it has its own stream
             set_epoch(epoch, self.dataset, self.collate_fn)
         with self._no_worker(), keep_cpu_rng():
             seed_generators(derive_seed(self.seed, "stream", epoch))
-            samples = iter(self.dataset)
+            samples = started(self.dataset)
             self._inside = CPUState()
-        # Reads the rest without a call for each sample.
-        return chain(self._first(samples, num_consumed), samples)
+        return samples
 
     def _first(self, samples: Iterator[Any], num_consumed: int) -> Iterator[Any]:
         for position, sample in enumerate(islice(samples, max(NUM_SAMPLES, num_consumed))):
-            if self.head is not None and position < NUM_SAMPLES:
-                self.head.note(self._worker[0] if self._worker is not None else 0, position, sample)
+            if position < NUM_SAMPLES:
+                self._first_read.note(self._worker[0] if self._worker is not None else 0, position, sample)
             if position >= num_consumed:
                 yield sample
 
