@@ -27,6 +27,22 @@ def did_you_mean(given: object, known: Iterable[object]) -> str:
     return "" if nearest is None else f"; did you mean {nearest!r}?"
 
 
+def component_missing(reader: str, kind: str, key: str | None, components: Iterable[str]) -> UnknownKeyError:
+    """Return the error for a callback that needs a component which the runner does not have.
+
+    >>> print(component_missing("OptimizerCallback", "optimizer", None, []))
+    OptimizerCallback needs optimizer; the runner has none: pass optimizer=, or return it from get_optimizer
+    >>> print(component_missing("CriterionCallback", "criterion", None, ["a", "b"]))
+    CriterionCallback needs criterion_key=, one of ['a', 'b']
+    """
+    have = sorted(components)
+    if key is None and have:
+        return UnknownKeyError(f"{reader} needs {kind}_key=, one of {have}")
+    needs = f"{reader} needs {kind}" + (f" {key!r}" if key is not None else "")
+    ways = "" if have else f": pass {kind}=, or return it from get_{kind}"
+    return UnknownKeyError(f"{needs}; the runner has {have or 'none'}{ways}")
+
+
 def nearest_name(given: object, known: Iterable[object]) -> str | None:
     """Return the known name that `given` resembles but for a few letters or their case; None without one."""
     if not isinstance(given, str):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from runnerkit.callback import CallbackOrder, ICriterionCallback
 from runnerkit.callbacks.metrics.parts.batch_keys import Keys, pick
-from runnerkit.errors import UnknownKeyError
+from runnerkit.errors import component_missing
 from runnerkit.support.arguments import check_keys, check_strings
 from runnerkit.types import as_dict
 
@@ -59,8 +59,7 @@ class CriterionCallback(ICriterionCallback):
     def on_stage_start(self, runner: IRunner) -> None:
         criterions = as_dict(runner.criterion)
         if (self.criterion_key or "") not in criterions:
-            have = sorted(criterions) if criterions else "none"
-            raise UnknownKeyError(f"CriterionCallback needs criterion {self.criterion_key!r}; the runner has {have}")
+            raise component_missing("CriterionCallback", "criterion", self.criterion_key, criterions)
         self._key = (self.criterion_key or "") if isinstance(runner.criterion, dict) else None
         self._keys = self._find_keys(runner)
 

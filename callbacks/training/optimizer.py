@@ -13,7 +13,7 @@ from torch import Tensor
 from runnerkit import callbacks  # for BackwardCallback, whose module imports this one: it is found when first used
 from runnerkit.callback import CallbackOrder, IBackwardCallback, IOptimizerCallback, innermost
 from runnerkit.callbacks.training.parts.gradients import ClipFn, check_clip, clip_of_norm, make_clip
-from runnerkit.errors import UnknownKeyError, did_you_mean
+from runnerkit.errors import component_missing, did_you_mean
 from runnerkit.steps.gradient_step import WeightUnits, gradients_of
 from runnerkit.steps.learning_rates import rates_of
 from runnerkit.steps.sum_of_shares import SumOfShares
@@ -109,8 +109,7 @@ class OptimizerCallback(IOptimizerCallback):
     def on_stage_start(self, runner: IRunner) -> None:
         optimizers = as_dict(runner.optimizer)
         if (self.optimizer_key or "") not in optimizers:
-            have = sorted(optimizers) if optimizers else "none"
-            raise UnknownKeyError(f"OptimizerCallback needs optimizer {self.optimizer_key!r}; the runner has {have}")
+            raise component_missing("OptimizerCallback", "optimizer", self.optimizer_key, optimizers)
         self._key = (self.optimizer_key or "") if isinstance(runner.optimizer, dict) else None
         self._checked = self._backward = None
         self._units = runner.current_run.stage.weight_units

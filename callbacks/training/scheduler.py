@@ -20,7 +20,7 @@ from runnerkit.callbacks.training.parts.schedule_unit import (
     required_argument,
     warn_if_idle,
 )
-from runnerkit.errors import UnknownKeyError
+from runnerkit.errors import UnknownKeyError, component_missing
 from runnerkit.monitor import Mode, Monitor, MonitorPart, ThreeArguments
 from runnerkit.support.arguments import check_strings
 from runnerkit.support.component_members import SchedulerMembers
@@ -110,8 +110,7 @@ class SchedulerCallback(ISchedulerCallback):
         self._filter = warnings.filters[0]
         schedulers = as_dict(runner.scheduler)
         if (self.scheduler_key or "") not in schedulers:
-            have = sorted(schedulers) if schedulers else "none"
-            raise UnknownKeyError(f"SchedulerCallback needs scheduler {self.scheduler_key!r}; the runner has {have}")
+            raise component_missing("SchedulerCallback", "scheduler", self.scheduler_key, schedulers)
         self._check_unit(runner)
         self._follow(schedulers[self.scheduler_key or ""], runner)
         if self._unit == "step" and self._argument_of(self._after) == "epoch":

@@ -287,6 +287,20 @@ def warn_of_length(key: str, engine: IEngine, *, num_batches: int, length: int |
         )  # fmt: skip
 
 
+def check_stages(stages: Any) -> list[str]:
+    """Return the names of a runner's stages.
+
+    Raises:
+        TypeError, ValueError: they are not names, or there are none.
+    """
+    names = [] if stages is None else [*stages]
+    if isinstance(stages, str) or not all(isinstance(each, str) for each in names):
+        raise TypeError(f"stages must be a list of names, such as ['train'], got {stages!r}")
+    if not names:
+        raise ValueError(f"stages is {stages!r}, so the run would do nothing: return the names, such as ['train']")
+    return names
+
+
 def check_callbacks(callbacks: Mapping[str, ICallback], loaders: Mapping[str, Any]) -> None:
     """Raise unless all values are callbacks that read existing loaders and save to different folders.
 
@@ -295,6 +309,10 @@ def check_callbacks(callbacks: Mapping[str, ICallback], loaders: Mapping[str, An
     Raises:
         TypeError, ValueError: with the callback's key.
     """
+    if not isinstance(callbacks, Mapping):
+        raise TypeError(
+            f"get_callbacks must return a dict such as {{'mine': MyCallback()}}, got {type(callbacks).__name__}"
+        )
     savers: dict[Path, str] = {}
     for key, callback in callbacks.items():
         if isinstance(callback, type):

@@ -90,7 +90,7 @@ class Run(ProcessState):
         data = data_of(vars(runner))
         with self._experiment(runner):  # sets up; closes even after an error, on_exception included
             self.emit("on_experiment_start", runner)
-            for key in self.hooks_of(runner).stages:
+            for key in checks.check_stages(self.hooks_of(runner).stages):
                 self._run_stage(runner, key)
             self.stage.close(runner)
             self.stage.listeners.bind(runner, self.stage.known_callbacks)  # those of all stages
@@ -276,7 +276,7 @@ class Run(ProcessState):
         self.logs.is_open = True
         if runner.engine.is_main_process:
             self.resume_point.leave_branch(runner)
-            loggers = dict(self.hooks_of(runner).get_loggers())
+            loggers = self.hooks_of(runner).get_loggers()
             self.logs.open(runner, loggers, resumed_at=self.resume_point.logged_step(runner))
             self.status.open(runner, self.logs.logdirs)
 

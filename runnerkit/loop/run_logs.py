@@ -84,14 +84,14 @@ class RunLogs(ProcessState):
         """Keep what is logged from now on until the loggers are open."""
         self._early = []
 
-    def open(self, runner: IRunner, loggers: dict[str, ILogger], *, resumed_at: Step | None) -> None:
+    def open(self, runner: IRunner, loggers: Mapping[str, ILogger], *, resumed_at: Step | None) -> None:
         """Open the loggers; send the hyperparameters and what was logged before.
 
         Args:
             resumed_at: where the run continues with what its logdir holds; None if it does not.
         """
-        runner.loggers = loggers
         check_loggers(loggers)
+        runner.loggers = dict(loggers)
         self.claim(runner, loggers.values())
         for key, logger in list(runner.loggers.items()):
             try:

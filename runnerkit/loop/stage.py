@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from runnerkit.callback import ICallback, ISchedulerCallback, innermost, optimizer_callbacks
 from runnerkit.loop import checks, parameter_checks
 from runnerkit.loop.attributes import ProcessState
+from runnerkit.loop.component_checks import check_made_model
 from runnerkit.loop.hooks import call_hook
 from runnerkit.loop.listeners import Listeners, active
 from runnerkit.loop.loader_pass import is_training
@@ -99,8 +100,9 @@ class Stage(ProcessState):
         if run.given_hooks is None:  # not an evaluation
             self._check_trains(runner)
         self.monitor = None if run.monitor is None else run.monitor.among(runner.loaders)
-        runner.callbacks = dict(call_hook(hooks.get_callbacks, stage=key))
-        checks.check_callbacks(runner.callbacks, runner.loaders)
+        callbacks = call_hook(hooks.get_callbacks, stage=key)
+        checks.check_callbacks(callbacks, runner.loaders)
+        runner.callbacks = dict(callbacks)
         if run.given_hooks is None:
             schedulers.check_stepped(runner)
             parameter_checks.warn_of_lost_weights(runner)
@@ -197,6 +199,7 @@ class Stage(ProcessState):
         engine, key = runner.engine, runner.stage_key
         with engine.making_model(seed=runner.seed):
             model = call_hook(hooks.get_model, stage=key)
+        check_made_model(model)
         runner.model = like(model, {name: engine.prepare_model(each) for name, each in as_dict(model).items()})
         runner.criterion = call_hook(hooks.get_criterion, stage=key)
         for criterion in as_dict(runner.criterion).values():
