@@ -23,7 +23,6 @@ from runnerkit.checkpoints.weights import find_weights
 from runnerkit.errors import UnknownKeyError
 from runnerkit.loop.loader_pass import is_training
 from runnerkit.metrics.renamed import current_name
-from runnerkit.models.finite import non_finite_part
 from runnerkit.monitor import Mode, Monitor, ThreeArguments
 from runnerkit.resume.loader_place import check_positions, knows_position
 from runnerkit.resume.run_weights import RunWeights
@@ -309,7 +308,7 @@ class CheckpointCallback(ICheckpointCallback):
     def _spoiled_part(self, runner: IRunner) -> str:
         """Describe weights that must not replace finite ones; an empty string if they may be saved."""
         engine = runner.engine
-        parts = engine.gather_object(non_finite_part(RunWeights(runner).modules))
+        parts = engine.gather_object(RunWeights(runner).spoiled_part())
         if not any(parts):
             self._has_finite = True
             return ""
@@ -317,7 +316,7 @@ class CheckpointCallback(ICheckpointCallback):
             return ""  # better than nothing: there is no other
         rank, part = next((rank, part) for rank, part in enumerate(parts) if part)
         where = f" on rank {rank}" if engine.num_processes > 1 else ""
-        why = f"{part!r} of the model is NaN or infinite{where}"
+        why = f"{part} is NaN or infinite{where}"
         if engine.is_main_process and self._stop.number is None:
             logger.warning(
                 "step %d: not saved, because %s; earlier checkpoints are kept, and non_finite='raise' ends such a run",

@@ -100,8 +100,23 @@ def engine_by_name(
 
 
 def named_engine(engine: IEngine | str) -> IEngine:
-    """Return an engine that is given itself or by its name."""
+    """Return an engine that is given itself or by its name.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    _check_engine(engine)
     return engine_by_name(engine) if isinstance(engine, str) else engine
+
+
+def _check_engine(engine: Any) -> None:
+    if isinstance(engine, type):
+        raise TypeError(f"engine is the class {engine.__name__}; pass an instance of it: {engine.__name__}(...)")
+    if not isinstance(engine, IEngine | str):
+        raise TypeError(
+            f"engine={engine!r} is not an engine; pass a name, such as 'ddp', an engine, such as "
+            "dl.DistributedDataParallelEngine(), or a flag, such as ddp=True"
+        )
 
 
 def choose_engine(
@@ -127,13 +142,8 @@ def choose_engine(
     >>> choose_engine("cpu", precision="bf16").precision.dtype
     torch.bfloat16
     """
-    if engine is not None and not isinstance(engine, IEngine | str):
-        if isinstance(engine, type):
-            raise TypeError(f"engine is the class {engine.__name__}; pass an instance of it: {engine.__name__}(...)")
-        raise TypeError(
-            f"engine={engine!r} is not an engine; pass a name, such as 'ddp', an engine, such as "
-            "dl.DistributedDataParallelEngine(), or a flag, such as ddp=True"
-        )
+    if engine is not None:
+        _check_engine(engine)
     flags = {"cpu": cpu, "fp16": fp16, "amp": amp, "apex": apex, "ddp": ddp}
     check_engine_flags(**flags)
     raised = [f"{name}=True" for name, flag in flags.items() if flag]

@@ -15,7 +15,7 @@ from runnerkit.errors import UnknownKeyError, did_you_mean
 from runnerkit.support.arguments import check_keys, check_strings
 from runnerkit.train import Runner
 from runnerkit.train_options import holds
-from runnerkit.types import Batch, Model, models_by_key
+from runnerkit.types import Batch, Model, as_dict, models_by_key
 
 if TYPE_CHECKING:
     from runnerkit.callback import IRunner

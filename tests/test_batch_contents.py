@@ -81,6 +81,20 @@ class Graph:
         return Graph(self.nodes.to(device))
 
 
+class OnlyDevice(Graph):
+    """An object whose method `to` takes the device alone, as many users write it."""
+
+    def to(self, device):
+        return OnlyDevice(self.nodes.to(device))
+
+
+class InPlace(Graph):
+    """An object whose method `to` moves it and returns nothing."""
+
+    def to(self, *args, **kwargs):
+        self.nodes = self.nodes.to(*args, **kwargs)
+
+
 class Opaque:
     """An object that nobody can look into."""
 
@@ -191,6 +205,13 @@ def test_what_containers_hold_beside_tensors_is_kept():
     assert move(Point(torch.zeros(1)), torch.device("cpu")).y == 1
 
 
+@pytest.mark.parametrize("kind", [OnlyDevice, InPlace])
+def test_a_method_to_may_be_any(kind):
+    """It need not take `non_blocking`, and may return nothing."""
+    moved = move([kind(ones())], META)[0]
+    assert type(moved) is kind and moved.nodes.device == META
+
+
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_they_arrive_in_handle_batch(num_processes):
     """Also in several processes, where a loader is sharded."""
@@ -215,7 +236,7 @@ def test_the_table_of_the_page():
     rows = [
         f"| {', '.join(copied)} | a copy of the same class, with its tensors on the device |",
         f"| {', '.join(constant)} | the same class, with its tensors on the device |",
-        "| object with a method to | what `to(device, non_blocking=True)` returns |",
+        "| object with a method to | what `to(device)` returns, with `non_blocking=True` if it takes that |",
         f"| {', '.join(LEAVES)} | the same object |",
     ]
     table = "\n".join(["| in a batch | in `handle_batch` |", "|---|---|", *rows])

@@ -1,8 +1,11 @@
 """Criteria that divide by class weights, or by the targets that are not ignored: exact with a batch weight."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from runnerkit import dl
@@ -67,6 +70,32 @@ SPLITS = [
 ]
 
 
+class Wrapped(nn.Module):
+    """A criterion of the user around one of torch."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, logits, targets):
+        return self.loss(logits, targets)
+
+
+class OwnLoss(dl.Runner):
+    """A runner that keeps its loss itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.weighted = nn.CrossEntropyLoss(weight=CLASS_WEIGHTS)
+
+    def get_callbacks(self, stage):
+        steps = {"backward": dl.BackwardCallback("loss"), "optimizer": dl.OptimizerCallback("loss")}
+        return super().get_callbacks(stage) | steps
+
+    def handle_batch(self, batch):
+        self.batch_metrics["loss"] = self.weighted(self.model(batch[0]), batch[1])
+
+
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("name", CRITERIA)
 def test_a_batch_weight_makes_such_losses_exact(name, split):
@@ -87,6 +116,12 @@ def test_a_batch_weight_makes_such_losses_exact(name, split):
         (nn.CrossEntropyLoss(weight=CLASS_WEIGHTS), {"accumulation_steps": 2}, "CrossEntropyLoss(weight=...)"),
         ({"a": nn.CrossEntropyLoss(ignore_index=2)}, {"accumulation_steps": 2}, "CrossEntropyLoss(ignore_index=2)"),
         (nn.CrossEntropyLoss(), {"accumulation_steps": 2, "ignored": -100}, "CrossEntropyLoss(ignore_index=-100)"),
+        (Wrapped(nn.CrossEntropyLoss(weight=CLASS_WEIGHTS)), {"accumulation_steps": 2}, "CrossEntropyLoss(weight=...)"),
+        (Wrapped(nn.CrossEntropyLoss()), {"accumulation_steps": 2, "ignored": -100}, "ignore_index=-100"),
+        (partial(cross_entropy, weight=CLASS_WEIGHTS), {"accumulation_steps": 2}, "cross_entropy(weight=...)"),
+        (cross_entropy, {"accumulation_steps": 2, "ignored": -100}, "cross_entropy(ignore_index=-100)"),
+        (None, {"accumulation_steps": 2, "runner": OwnLoss()}, "CrossEntropyLoss(weight=...)"),
+        (partial(cross_entropy, label_smoothing=0.1), {"accumulation_steps": 2}, None),
         (nn.CrossEntropyLoss(), {"accumulation_steps": 2}, None),
         (nn.CrossEntropyLoss(weight=CLASS_WEIGHTS), {}, None),
         (nn.CrossEntropyLoss(weight=CLASS_WEIGHTS), {"accumulation_steps": 2, "runner": Weighted()}, None),

@@ -133,3 +133,46 @@ def test_num_epochs_of_train_and_of_a_subclass():
             super().__init__(engine=dl.CPUEngine())
 
     assert Assigned().run().epoch_step == 4
+
+
+@pytest.mark.parametrize(
+    ("hook", "returned", "error", "words"),
+    [
+        ("get_loaders", {}, ValueError, "loaders is empty"),
+        ("get_model", {}, TypeError, r"get_model returned \{\}"),
+        ("get_model", [mlp()], TypeError, "model is a list"),
+        ("get_optimizer", {}, KeyError, "OptimizerCallback needs an optimizer.*get_optimizer"),
+        ("get_callbacks", None, TypeError, "get_callbacks must return a dict.*NoneType"),
+        ("get_callbacks", [dl.BackwardCallback("loss")], TypeError, "get_callbacks must return a dict.*list"),
+        ("get_loggers", None, TypeError, "loggers must be a dict.*NoneType"),
+        ("get_stage_len", {}, TypeError, r"num_epochs must be an integer.*\{\}"),
+        ("get_engine", {}, TypeError, r"engine=\{\} is not an engine"),
+    ],
+)
+def test_a_hook_that_returns_nothing_of_use_is_named(hook, returned, error, words):
+    """Instead of an error in the user's next hook, or a run that does nothing."""
+    attributes = {hook: lambda self, *given, **named: returned}
+    if hook == "get_optimizer":
+        attributes["get_scheduler"] = lambda self: None
+    with pytest.raises(error, match=words):
+        type("Made", (WithoutStage,), {**others, hook: lambda self, *given, **named: returned})(
+            engine=dl.CPUEngine()
+        ).run()
+
+
+@pytest.mark.parametrize("hook", ["get_criterion", "get_scheduler", "get_loggers"])
+def test_a_hook_may_return_an_empty_dict(hook):
+    """It is as if there were none."""
+
+    class Made(WithoutStage):
+        def get_callbacks(self):
+            return {key: each for key, each in super().get_callbacks().items() if key in ("backward", "optimizer")}
+
+        def get_scheduler(self):
+            return None
+
+        def handle_batch(self, batch):
+            self.batch_metrics["loss"] = nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+
+    found = type("Empty", (Made,), {hook: lambda self: {}})(engine=dl.CPUEngine()).run()
+    assert torch.equal(weights(found.model), weights(Made(engine=dl.CPUEngine()).run().model))

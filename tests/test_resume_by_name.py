@@ -126,6 +126,43 @@ def test_callbacks_in_another_order_keep_their_state(tmp_path, beside):
     assert states(found) == states(whole)
 
 
+class Counter(dl.Callback):
+    """Counts batches by `step`, as a user's callback keeps its arguments."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step, self.total = step, 0
+
+    def on_batch_end(self, runner):
+        self.total += self.step
+
+    def state_dict(self):
+        return {"total": self.total}
+
+    def load_state_dict(self, state):
+        self.total = state["total"]
+
+
+def test_two_that_watch_the_same_are_told_apart_by_their_settings(tmp_path):
+    """In another order, and with one more before them; a patience that was raised is matched by what is left."""
+
+    def start(folder, num_epochs, *patiences, steps, deltas):
+        stops = [
+            dl.EarlyStoppingCallback(patience, monitor="valid/loss", min_delta=delta)
+            for patience, delta in zip(patiences, deltas, strict=True)
+        ]
+        counters = list(map(Counter, steps))
+        fit(Net(), tmp_path / folder, num_epochs=num_epochs, callbacks=[*stops, *counters])
+        return {each.min_delta: each.state_dict() for each in stops}, {each.step: each.total for each in counters}
+
+    whole = start("whole", 4, 9, 7, steps=[1, 100], deltas=[0, 0.5])
+    start("parts", 3, 9, 7, steps=[1, 100], deltas=[0, 0.5])
+    found = start("parts", 4, 7, 12, steps=[50, 100, 1], deltas=[0.5, 0])
+
+    assert found[0] == whole[0] and found[0][0] != found[0][0.5]
+    assert found[1] == {**whole[1], 50: 50 * 8}, "the new one counts an epoch of 6 and 2 batches"
+
+
 def test_a_callback_that_watches_something_else_starts_anew(tmp_path, caplog):
     """Its best value of another metric is not loaded, and the warning names what it watched."""
     accuracy = [dl.AccuracyCallback("logits", "targets")]

@@ -144,6 +144,40 @@ def test_an_infinite_mask_is_not_a_defect(tmp_path):
     assert names == ["model.0001.pth", "model.0002.pth"]
 
 
+class Learned(nn.Module):
+    """A criterion with a trained parameter and a buffer that it updates."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.register_buffer("center", torch.zeros(()))
+
+    def forward(self, logits, targets):
+        return nn.functional.cross_entropy(logits, targets) * self.scale + (1 - self.scale) ** 2
+
+
+@pytest.mark.parametrize("name", ["scale", "center"])
+def test_a_spoiled_criterion_is_one(tmp_path, caplog, name):
+    """Its parameters are trained and saved as those of the model."""
+
+    class Spoil(dl.Callback):
+        def on_step_end(self, runner):
+            if runner.batch_step >= FIRST_BAD_STEP:
+                getattr(runner.criterion, name).data.fill_(float("nan"))
+
+    model, criterion = mlp(), Learned()
+    optimizer = torch.optim.SGD([*model.parameters(), *criterion.parameters()], lr=0.1)
+    callbacks = [Spoil(), dl.CheckpointCallback(tmp_path, content="runner", every_steps=2)]
+    loaders = {"train": loader(40, 4), "valid": loader(8, 4)}
+    options = {"model": model, "criterion": criterion, "optimizer": optimizer, "loaders": loaders, "num_steps": 13}
+    train(**options, callbacks=callbacks, num_epochs=2)
+
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    states = [load_checkpoint(folder.folder / record.name)["criterion_state_dict"][""] for record in folder.records]
+    assert states and all(each.isfinite() for state in states for each in state.values())
+    assert f"'{name}' of the criterion is NaN" in caplog.text
+
+
 def test_a_batch_norm_that_saw_nan_is_one(tmp_path):
     """An optimizer that skips the step leaves finite parameters, but not the running mean."""
     model = mlp(batch_norm=True)

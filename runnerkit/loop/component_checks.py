@@ -33,6 +33,17 @@ def check_components(*, model: Any = None, criterion: Any = None, optimizer: Any
                 raise TypeError(f"{argument} is {_shown(each)}, not {_WANTED[name]}; {_hint(name, each)}")
 
 
+def check_made_model(model: Any) -> None:
+    """Raise unless the hook has returned a module, or several by key.
+
+    Raises:
+        TypeError: with what it has returned.
+    """
+    if not as_dict(model):
+        raise TypeError(f"get_model returned {model!r}: return the model, or several in a dict")
+    check_components(model=model)
+
+
 def _is_optimizer(value: Any) -> bool:
     # A scheduler has a step too, and a module can be called, but does not make an optimizer.
     return not isinstance(value, nn.Module | LRScheduler) and (has_step(value) or callable(value))

@@ -14,7 +14,6 @@ from runnerkit.metrics.first_non_finite import FirstNonFinite, describe_first
 from runnerkit.metrics.means import LoaderMeans, means_of
 from runnerkit.metrics.reduction import PartialSums, SumsByOwner, reduce_sums
 from runnerkit.metrics.renamed import NamedMetrics
-from runnerkit.models.finite import non_finite_part
 from runnerkit.resume.run_weights import RunWeights
 from runnerkit.steps.diverged import advice
 
@@ -89,7 +88,7 @@ class LoaderMetrics:
             self.check_mean(runner, key)
         bad = next((key for key, value in runner.loader_metrics.items() if self._is_bad(runner, key, value)), None)
         # The means are the same on all ranks, so that all enter: this gathers.
-        if bad is not None and any(runner.engine.gather_object(non_finite_part(RunWeights(runner).modules))):
+        if bad is not None and any(runner.engine.gather_object(RunWeights(runner).spoiled_part())):
             self.check_mean(runner, bad)
 
     def check_mean(self, runner: IRunner, key: str) -> None:

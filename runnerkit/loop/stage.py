@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from runnerkit.callback import ICallback, ISchedulerCallback, innermost, optimizer_callbacks
 from runnerkit.loop import checks, parameter_checks
 from runnerkit.loop.attributes import ProcessState
+from runnerkit.loop.component_checks import check_made_model
 from runnerkit.loop.hooks import call_hook
 from runnerkit.loop.listeners import Listeners, active
 from runnerkit.loop.loader_pass import is_training
@@ -201,8 +202,7 @@ class Stage(ProcessState):
         engine, key = runner.engine, runner.stage_key
         with engine.making_model(seed=runner.seed):
             model = call_hook(hooks.get_model, stage=key)
-        if model is None:
-            raise TypeError("get_model returned None; is a return missing?")
+        check_made_model(model)
         runner.model = like(model, {name: engine.prepare_model(each) for name, each in as_dict(model).items()})
         runner.criterion = call_hook(hooks.get_criterion, stage=key)
         for criterion in as_dict(runner.criterion).values():

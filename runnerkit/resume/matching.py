@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from torch import nn
@@ -67,21 +70,48 @@ def identity_of(callback: ICallback) -> list[str]:
     return [type(inner).__name__, *watched, *direction, *inner.provides]
 
 
+def settings_of(callback: ICallback) -> str:
+    """Return a digest of the plain values that a callback keeps under the names of its arguments.
+
+    It tells two that are alike apart. The values stay out of checkpoints, because one may be a password.
+    """
+    inner: Any = innermost(callback)
+    values = {name: getattr(inner, name, None) for name in inspect.signature(type(inner)).parameters}
+    plain = [(name, str(value)) for name, value in values.items() if isinstance(value, str | int | float | PurePath)]
+    return hashlib.sha256(repr(plain).encode()).hexdigest()
+
+
 def callback_states(
-    callbacks: Mapping[str, ICallback], saved: Mapping[str, StateDict], identities: Mapping[str, Sequence[str]]
+    callbacks: Mapping[str, ICallback],
+    saved: Mapping[str, StateDict],
+    identities: Mapping[str, Sequence[str]],
+    settings: Mapping[str, str],
 ) -> dict[str, StateDict]:
-    """Return the saved state of each callback that has one: that under its key, or, if another one has that key now,
-    that of the callback with the same class that watches the same.
+    """Return the saved state of each callback that has one: that of the callback with the same class that watches the
+    same. Of several, it is the one with the same settings, else the one under its key.
 
     Args:
-        identities: of the saved callbacks, by key; absent for those of an earlier version, which are matched by key.
+        identities, settings: of the saved callbacks, by key; absent for those of an earlier version, which are matched
+            by key.
     """
     found, left = {}, dict(saved)
-    for key in callbacks:
-        if key in left and [*identities.get(key, identity_of(callbacks[key]))] == identity_of(callbacks[key]):
-            found[key] = left.pop(key)
-    for key, callback in callbacks.items():
-        alike = [other for other in left if [*identities.get(other, ())] == identity_of(callback)]
-        if key not in found and alike:
-            found[key] = left.pop(alike[0])
+    own = {key: (identity_of(each), settings_of(each)) for key, each in callbacks.items()}
+
+    def is_alike(key: str, other: str) -> bool:
+        return [*identities.get(other, own[key][0] if key == other else ())] == own[key][0]
+
+    def is_set_alike(key: str, other: str) -> bool:
+        return settings.get(other) == own[key][1]
+
+    rules: list[Callable[[str, str], bool]] = [
+        lambda key, other: key == other and is_set_alike(key, other),
+        is_set_alike,
+        lambda key, other: key == other,
+        lambda key, other: True,
+    ]
+    for fits in rules:
+        for key in [key for key in callbacks if key not in found]:
+            other = next((other for other in left if is_alike(key, other) and fits(key, other)), None)
+            if other is not None:
+                found[key] = left.pop(other)
     return found

@@ -14,6 +14,7 @@ from runnerkit.checkpoints.names import under_adapters, under_names_of, with_tie
 from runnerkit.checkpoints.plain_state import as_plain, copied
 from runnerkit.checkpoints.trainable import completed, frozen_parameters, hash_of, trainable_part
 from runnerkit.checkpoints.weights import read_weights, weights_in
+from runnerkit.models.finite import non_finite_part
 from runnerkit.resume import compatibility
 from runnerkit.support import device_move
 from runnerkit.support.torch_internals import is_dtensor
@@ -41,6 +42,14 @@ class RunWeights:
     def modules(self) -> dict[str, nn.Module]:
         """The modules that hold the weights in training by key, "" for one alone; parameters may be shards."""
         return {key: self._engine.trained_module(model) for key, model in self.models.items()}
+
+    def spoiled_part(self) -> str | None:
+        """Describe the first tensor of this process that training has spoiled; None if there is none."""
+        criteria = {key: each for key, each in as_dict(self._criterion).items() if isinstance(each, nn.Module)}
+        for kind, modules in (("model", self.modules), ("criterion", criteria)):
+            if name := non_finite_part(modules):
+                return f"{name!r} of the {kind}"
+        return None
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters in training with their names, a tied one under each of them."""

@@ -62,6 +62,7 @@ class Content(TypedDict, total=False):
     engine_state_dict: StateDict  # of its precision: a gradient scaler
     callbacks: dict[str, StateDict]
     callback_identities: dict[str, list[str]]  # 0.2: class and metrics of each callback that has a state
+    callback_settings: dict[str, str]  # 0.2: digests of their arguments
     runner_states: list[StateDict]  # 0.2: runner.state_dict(), or that of each process if they differ
     rng: list[StateDict]  # generators of each process among which data is divided
     model_state_dict: StateDict  # weights used for evaluation: averages, or those that were scored; by key if several
@@ -107,6 +108,7 @@ class Snapshot:
         # Within a loader the flag ends that loader only; a resumed run must not end the stage because of it.
         stops = runner.need_early_stop and not runner.is_within_loader
         callbacks = {key: callback.state_dict() for key, callback in runner.callbacks.items()}
+        with_state = [key for key, state in callbacks.items() if state]
         content: Content = {
             "format_version": compatibility.FORMAT_VERSION,
             "runnerkit_version": __version__,
@@ -127,9 +129,8 @@ class Snapshot:
             "scheduler_state_dict": _states(runner.scheduler),
             "engine_state_dict": engine.state_dict(),
             "callbacks": callbacks,
-            "callback_identities": {
-                key: matching.identity_of(runner.callbacks[key]) for key, state in callbacks.items() if state
-            },
+            "callback_identities": {key: matching.identity_of(runner.callbacks[key]) for key in with_state},
+            "callback_settings": {key: matching.settings_of(runner.callbacks[key]) for key in with_state},
             "runner_states": _of_processes(as_plain(runner.state_dict(), "runner"), engine.data_parallel),
             "rng": engine.data_parallel.gather_object(rng_state()),
         }  # fmt: skip
@@ -216,7 +217,7 @@ class Snapshot:
         for key, modes in runner.current_run.stage.training_modes.items():
             modes.load_state_dict(state.get("modes", {}).get(key, {}))
         engine.load_state_dict(state["engine_state_dict"])
-        self._restore_callbacks(runner, state["callbacks"], state.get("callback_identities", {}))
+        self._restore_callbacks(runner, state)
         self._restore_runner(runner, state.get("runner_states", [{}]))
         if "settings" in state and engine.is_main_process:
             now, takes_passed = compatibility.resume_settings(runner), runner.resume_options == "arguments"
@@ -271,12 +272,12 @@ class Snapshot:
             elif key in saved:
                 scheduler.load_state_dict(saved[key])
 
-    def _restore_callbacks(
-        self, runner: IRunner, states: dict[str, StateDict], identities: dict[str, list[str]]
-    ) -> None:
-        found = matching.callback_states(runner.callbacks, states, identities)
-        for key, state in found.items():
-            runner.callbacks[key].load_state_dict(state)
+    def _restore_callbacks(self, runner: IRunner, state: StateDict) -> None:
+        states: dict[str, StateDict] = state["callbacks"]
+        identities, settings = state.get("callback_identities", {}), state.get("callback_settings", {})
+        found = matching.callback_states(runner.callbacks, states, identities, settings)
+        for key, each in found.items():
+            runner.callbacks[key].load_state_dict(each)
         taken = {id(each) for each in found.values()}
         ownerless = sorted(key for key, each in states.items() if each and id(each) not in taken)
         if ownerless:

@@ -283,12 +283,12 @@ class GradientStep(ProcessState):
                         "of %d samples: set it before self.engine.backward(loss)", runner.batch_size, self.weighed_size,
                     )  # fmt: skip
                 return
-            if runner.criterion is not None and runner.loss_reduction != "sum":
+            if runner.loss_reduction != "sum":
                 from runnerkit.steps import normalized_losses  # late, as few runs need it
 
                 stage.has_checked_criterion = True
                 if runner.engine.is_main_process:
-                    normalized_losses.warn(runner.criterion, runner.batch)
+                    normalized_losses.warn(runner)
             return
         stage.has_checked_criterion = True
         if self.lacked_weight and runner.loss_reduction == "mean" and runner.engine.is_main_process:

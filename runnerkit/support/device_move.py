@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
 from copy import copy, deepcopy
 from dataclasses import is_dataclass
-from functools import partial
+from functools import cache, partial
+from inspect import signature
 from typing import Any, cast
 
 import numpy as np
@@ -30,9 +31,12 @@ def move(value: Any, device: torch.device, *, channels_last: bool = False) -> An
     """
     if isinstance(value, Tensor) and channels_last and value.ndim == 4 and value.is_floating_point():
         return value.to(device, non_blocking=True, memory_format=torch.channels_last)
-    if isinstance(value, Tensor) or callable(getattr(type(value), "to", None)):
+    if isinstance(value, Tensor):
         # Without pinned memory non_blocking is ignored; with it, the copy overlaps with earlier work.
         return value.to(device, non_blocking=True)
+    if callable(getattr(type(value), "to", None)):
+        moved = value.to(device, non_blocking=True) if _takes_non_blocking(type(value)) else value.to(device)
+        return value if moved is None else moved
     if type(value) is dict:
         return {key: move(item, device, channels_last=channels_last) for key, item in value.items()}
     if type(value) is list:
@@ -40,6 +44,16 @@ def move(value: Any, device: torch.device, *, channels_last: bool = False) -> An
     if isinstance(value, _PLAIN):
         return value
     return rebuilt(value, partial(move, device=device, channels_last=channels_last))
+
+
+@cache
+def _takes_non_blocking(kind: type[Any]) -> bool:
+    """Return whether the method `to` of a user's class takes the argument; one that cannot be inspected does."""
+    try:
+        parameters = signature(kind.to).parameters
+    except (TypeError, ValueError):
+        return True
+    return "non_blocking" in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
 def copied(value: Any) -> Any:
