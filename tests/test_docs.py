@@ -2,6 +2,7 @@
 
 import ast
 import enum
+import functools
 import inspect
 import re
 import subprocess
@@ -113,6 +114,7 @@ def test_the_tests_of_each_failure_exist():
     assert [name for name in named if not any(name in test for test in tests)] == []
 
 
+@functools.cache
 def defined_in(path):
     """Return the names of functions, classes, variables and attributes that a file defines or sets."""
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
@@ -146,6 +148,7 @@ def names_in(module):
     return dict(imports_of_stub("runnerkit.dl")) if module is dl else module.__all__
 
 
+@functools.cache
 def public():
     """Return the public objects by their names in the reference."""
     facades = {"runnerkit": runnerkit, "runnerkit.dl": dl, "runnerkit.utils": utils, "runnerkit.contrib": contrib}

@@ -1,6 +1,7 @@
 """The structure of the package: no import cycles, and one owner for each state."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -16,19 +17,24 @@ ROOT = Path(__file__).parents[1]
 ALLOWED_EDGE = ("runnerkit.callback", "runnerkit.runner")
 
 
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Return the parsed modules of the package by their names."""
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in modules(ROOT)}
+
+
 def imports_by_module() -> dict[str, set[str]]:
     """Return the modules of the package that each module imports, those under TYPE_CHECKING included."""
-    paths = dict(modules(ROOT))
     graph: dict[str, set[str]] = {}
-    for name, path in paths.items():
+    for name, tree in trees().items():
         found: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 inner = {f"{node.module}.{alias.name}" for alias in node.names}
-                found |= inner & paths.keys() or {node.module}
-        graph[name] = (found & paths.keys()) - {name}
+                found |= inner & trees().keys() or {node.module}
+        graph[name] = (found & trees().keys()) - {name}
     return graph
 
 
@@ -86,8 +92,8 @@ def test_no_module_uses_a_private_member_of_a_runner():
     """They use `runner.current_run`, and neither read nor assign anything that begins with an underscore."""
     found = {
         name: used
-        for name, path in modules(ROOT)
-        if name not in OWN_MODULES and (used := private_members_of_runners(ast.parse(path.read_text(encoding="utf-8"))))
+        for name, tree in trees().items()
+        if name not in OWN_MODULES and (used := private_members_of_runners(tree))
     }
 
     assert found == {}
@@ -108,8 +114,8 @@ def test_counters_and_the_metrics_of_epochs_are_written_by_their_owner():
     """`Position` writes them; optimizer steps are counted where they are made."""
     names = position._Values.names() - {"optimizer_step", "stage_optimizer_step"}
     found = []
-    for name, path in modules(ROOT):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for name, tree in trees().items():
+        for node in ast.walk(tree):
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             written = {each.attr for target in targets if target for each in ast.walk(target) if is_of_runner(each)}
             if isinstance(node, ast.Assign | ast.AugAssign) and written & names:
@@ -126,8 +132,8 @@ def test_no_module_lists_attribute_names_in_a_tuple_of_strings():
     """Groups of attributes are dataclasses, which a type checker and a reader can follow."""
     of_runner = {name for name in vars(dl.SupervisedRunner()) if not name.startswith("_")}
     lists = []
-    for name, path in modules(ROOT):
-        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    for name, tree in trees().items():
+        nodes = [*ast.walk(tree)]
         of_arguments = {each.value for each in nodes if isinstance(each, ast.keyword) and each.arg == "by_position"}
         for node in nodes:
             if isinstance(node, ast.Tuple | ast.Set | ast.List) and node not in of_arguments:
@@ -148,8 +154,8 @@ def listed_members():
 def test_a_member_that_a_list_has_is_asked_through_the_list():
     """So its type and its default are in one place. `set_epoch` is called on parts of every kind."""
     names, found = listed_members() - {"set_epoch"}, []
-    for name, path in modules(ROOT):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for name, tree in trees().items():
+        for node in ast.walk(tree):
             is_probe = isinstance(node, ast.Call) and last_name(node.func) in ("getattr", "hasattr")
             if is_probe and isinstance(node.args[1], ast.Constant) and node.args[1].value in names:
                 found.append((name, node.lineno))

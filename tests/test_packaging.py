@@ -41,25 +41,23 @@ def committed():
     return {name for name in listed if (ROOT / name).is_file() and not (ROOT / name).is_symlink()}
 
 
-def test_links_of_the_repository_stay_within_it():
-    """A link to the environment of one checkout replaces that of another one, with its packages, when it is merged."""
-    listed = run("git", "ls-files", "--stage", cwd=ROOT).splitlines()
-    links = [ROOT / line.split("\t")[1] for line in listed if line.startswith("120000")]
-
-    assert links
-    assert [each for each in links if not each.resolve().is_relative_to(ROOT.resolve())] == []
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory):
+    """Build the sdist, and the wheel from it; return their folder."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    return folder
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_package_and_nothing_else(tmp_path):
+def test_the_wheel_holds_the_package_and_nothing_else(dist, tmp_path):
     """The wheel holds the package with the root folders as sub-packages, no tests or examples, and can be imported.
 
     `build` makes the wheel from the sdist, which holds all files of the package once, without links.
     """
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path / "dist", ROOT, cwd=tmp_path)
-    wheel = tmp_path / "dist" / f"runnerkit-{__version__}-py3-none-any.whl"
+    wheel = dist / f"runnerkit-{__version__}-py3-none-any.whl"
     names = set(zipfile.ZipFile(wheel).namelist())
-    with tarfile.open(tmp_path / "dist" / f"runnerkit-{__version__}.tar.gz") as sdist:
+    with tarfile.open(dist / f"runnerkit-{__version__}.tar.gz") as sdist:
         sources = {each.name.split("/", 1)[-1]: each for each in sdist}
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
     run(*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel, cwd=tmp_path)
@@ -173,10 +171,9 @@ def test_a_version_without_a_section_of_the_changelog_is_not_built(release, tmp_
 
 
 @pytest.mark.slow
-def test_the_tests_run_in_an_unpacked_sdist(tmp_path):
+def test_the_tests_run_in_an_unpacked_sdist(dist, tmp_path):
     """It lacks the repository and the links; the editable install, as of `make`, finds the folders at its root."""
-    run(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", tmp_path, ROOT, cwd=tmp_path)
-    shutil.unpack_archive(tmp_path / f"runnerkit-{__version__}.tar.gz", tmp_path, filter="data")
+    shutil.unpack_archive(dist / f"runnerkit-{__version__}.tar.gz", tmp_path, filter="data")
     source = tmp_path / f"runnerkit-{__version__}"
     python = editable_install(source, tmp_path)
 

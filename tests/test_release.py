@@ -1,6 +1,7 @@
 """Tests of the release metadata: version, changelog, requirements, extras, CI workflow and project files."""
 
 import configparser
+import functools
 import importlib.metadata
 import re
 import sys
@@ -52,14 +53,20 @@ def test_the_changelog_keeps_its_form():
     assert kinds and set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
+@functools.cache
+def imports_of(path):
+    return list(imports(path))
+
+
 def imported(*, only_top_level):
     """Return the third-party packages that runnerkit imports, including by importlib.import_module("...")."""
     names = set()
     for module, path in modules(ROOT):
+        found = imports_of(path)
         if only_top_level:
-            names |= {name for name, _, is_top_level in imports(path) if is_top_level and module not in LATE}
+            names |= {name for name, _, is_top_level in found if is_top_level and module not in LATE}
         else:
-            names |= {name for name, _, _ in imports(path)}
+            names |= {name for name, _, _ in found}
             names |= set(re.findall(r'import_module\("([\w.]+)"\)', path.read_text(encoding="utf-8")))
     roots = {name.split(".")[0] for name in names}
     return roots - sys.stdlib_module_names - {"runnerkit", "__future__"} - FROM_SOURCE

@@ -80,15 +80,14 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path, make):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [Adapted, with_peft])
 @pytest.mark.parametrize(
-    "engine",
+    ("make", "engine"),
     [
-        lambda: dl.DistributedDataParallelEngine(2, device="cpu"),
-        lambda: dl.DistributedDataParallelAPEXEngine(2, device="cpu", opt_level="O2"),
-        pytest.param(lambda: dl.HorovodEngine(2, device="cpu"), marks=pytest.mark.horovod),
-        lambda: dl.FullyShardedDataParallelEngine(2, device="cpu", shard_modules=[nn.Linear]),
-        lambda: dl.FullyShardedDataParallelEngine(2, device="cpu", sharded_checkpoints=True),
+        (Adapted, lambda: dl.DistributedDataParallelEngine(2, device="cpu")),
+        (with_peft, lambda: dl.DistributedDataParallelAPEXEngine(2, device="cpu", opt_level="O2")),
+        pytest.param(with_peft, lambda: dl.HorovodEngine(2, device="cpu"), marks=pytest.mark.horovod),
+        (Adapted, lambda: dl.FullyShardedDataParallelEngine(2, device="cpu", shard_modules=[nn.Linear])),
+        (with_peft, lambda: dl.FullyShardedDataParallelEngine(2, device="cpu", sharded_checkpoints=True)),
     ],
     ids=["ddp", "apex", "horovod", "fsdp", "sharded checkpoints"],
 )

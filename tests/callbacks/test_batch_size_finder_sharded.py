@@ -100,7 +100,6 @@ ENGINES = {
     },
     4: {
         "replicas": {"replicas": 2},
-        "tensor": {"tensor_parallel": 2, "plan": {"up": "colwise", "down": "rowwise"}},
         "tensor and meta": {
             "tensor_parallel": 2, "plan": {"up": "colwise", "down": "rowwise"}, "init": "meta",
         },

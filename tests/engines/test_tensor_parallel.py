@@ -46,6 +46,8 @@ SETTINGS = {
     "clipping, accumulation, dropout": {"clip": 0.1, "accumulate": 2, "dropout": 0.2},
 }
 DROPOUT = "clipping, accumulation, dropout"
+# Single settings of other meshes add nothing: test_gradient_law.py has them for "4 x 1", which divides no weights.
+LAW = [(name, each) for name in MESHES for each in SETTINGS if name == "2 x 2" or each in ("token weights", DROPOUT)]
 PAGE = Path(__file__).parents[2] / "docs" / "large_models.md"
 HIDDEN = Shard(1)  # of (N, length, width)
 SEQUENCE_PLAN = {
@@ -110,11 +112,10 @@ def train_on_meta(folder):
 
 
 def train_everything(folder):
-    found = {
-        (name, setting): run(mesh(4, size), batch_size=batch_size, **arguments)
-        for name, (size, batch_size) in MESHES.items()
-        for setting, arguments in SETTINGS.items()
-    }
+    found = {}
+    for name, setting in LAW:
+        size, batch_size = MESHES[name]
+        found[name, setting] = run(mesh(4, size), batch_size=batch_size, **SETTINGS[setting])
     found["4", "dropout"] = run(dl.DistributedDataParallelEngine(device="cpu"), batch_size=2, **SETTINGS[DROPOUT])
     found["2 x 1 x 2", "replicas"] = run(mesh(4, 2, replicas=2), batch_size=4)
     found["2 x 2", "sequence parallel"] = run(mesh(4, 2, plan=SEQUENCE_PLAN), batch_size=4)
@@ -151,7 +152,7 @@ def test_every_mesh_gives_losses_and_weights_of_one_process(tmp_path):
         for epoch, loaders in their_metrics.items():
             for key, values in loaders.items():
                 assert metrics[epoch][key] == pytest.approx(values, abs=1e-6), (name, setting, key)
-    assert len(trained) == len(MESHES) * len(SETTINGS) + 4
+    assert len(trained) == len(LAW) + 4
     if "RUNNERKIT_WRITE_PARITY_TABLE" in os.environ:
         write_section("meshes", table(seen), PAGE, command="make parity")
 
@@ -212,9 +213,10 @@ def last(folder):
 def test_a_checkpoint_of_one_mesh_is_resumed_on_any_other(tmp_path):
     """On the same mesh bit for bit, with dropout, interrupted within an epoch; on others to 1e-6."""
     whole = together(lambda: save_and_resume(tmp_path), num_processes=4)
-    for name in MESHES:
+    others = MESHES.keys() - {"2 x 2"}
+    for name in others:
         shutil.copytree(tmp_path / "first", tmp_path / name, symlinks=True)
-    together(lambda: [resume_on(tmp_path / name, name) for name in MESHES], num_processes=4)
+    together(lambda: [resume_on(tmp_path / name, name) for name in sorted(others)], num_processes=4)
     shutil.copytree(tmp_path / "first", tmp_path / "one", symlinks=True)
     (tmp_path / "one" / "checkpoints" / "last").unlink()
     found, *_ = save_run(tmp_path / "one", dl.CPUEngine(), resume=tmp_path / "one")
@@ -224,7 +226,7 @@ def test_a_checkpoint_of_one_mesh_is_resumed_on_any_other(tmp_path):
     expected, *_ = run(dl.CPUEngine())
     assert (found - expected).abs().max() < 1e-6
     assert (whole - expected).abs().max() < 1e-6
-    for name in MESHES:
+    for name in others:
         model = make()
         model.load_state_dict(last(tmp_path / name)["model_state_dict"])
         assert (weights(model) - expected).abs().max() < 1e-6, name

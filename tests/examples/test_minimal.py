@@ -17,7 +17,9 @@ from tests.engines.together import together
 FOLDER = Path(__file__).parents[2] / "examples" / "minimal"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 approx = pytest.approx
-ALONE = {"kfold", "optuna_search"}  # many short runs, for which no more processes are needed
+# Many short runs, for which no more processes are needed, and the slowest: test_language_model.py trains a GPT in two
+# processes, and callbacks/test_exact_metrics.py has the metrics of segmentation there.
+ALONE = {"kfold", "optuna_search", "gpt", "segmentation"}
 
 # What the results of each example must fulfill.
 CLAIMS = {

@@ -71,7 +71,7 @@ def test_the_drill_sees_what_differs(tmp_path, expected, folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("num_processes", "source"), [(2, None), (2, FINITE), (4, MESH)])
+@pytest.mark.parametrize(("num_processes", "source"), [(2, None), (4, MESH)])
 def test_a_run_in_a_store_equals_the_run_on_a_disk_after_kills_and_faults(
     tmp_path, s3_server, expected, num_processes, source
 ):

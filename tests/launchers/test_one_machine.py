@@ -23,7 +23,6 @@ AS_ROOT = {
     ("heading", "variables"),
     [
         ("Plain python", {}),
-        ("torchrun on one machine", {}),
         ("python -m torch.distributed.launch", {}),  # its former name
         pytest.param("mpirun on one machine", {**AS_ROOT, **FAKE_SLURM}, marks=needs_mpirun),  # within a Slurm job
     ],

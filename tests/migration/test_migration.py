@@ -1,5 +1,6 @@
 """docs/migration: both programs of a page reach the same numbers, and the names in its table exist."""
 
+import functools
 import os
 import re
 import subprocess
@@ -124,6 +125,7 @@ def names_in(name, column):
     return set(re.findall(r"\b(?:[A-Z]\w+|\w+_\w+)", re.sub(r'"[^"]*"', "", code)))
 
 
+@functools.cache
 def words_of(*folders):
     """Return all words in the Python sources below the folders."""
     files = (path for folder in folders for path in folder.rglob("*.py"))

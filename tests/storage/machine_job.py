@@ -50,13 +50,12 @@ def train(kind: str, logdir: str | Path, num_epochs: int) -> None:
     """Train or resume.
 
     Args:
-        kind: "ddp", "fsdp" (sharded checkpoints) or "meta" (no process holds the whole model).
+        kind: "ddp" or "meta" (FSDP2; no process holds the whole model).
     """
     torch.manual_seed(0)
     options: dict[str, Any] = {"device": "cpu", "timeout_s": 30}
-    if kind != "ddp":
-        options["shard_modules"] = [nn.Linear]
-        options |= {"init": "meta"} if kind == "meta" else {"sharded_checkpoints": True}
+    if kind == "meta":
+        options |= {"shard_modules": [nn.Linear], "init": "meta"}
     engine_class = dl.DistributedDataParallelEngine if kind == "ddp" else dl.FullyShardedDataParallelEngine
     with utils.parameters_on_meta() if kind == "meta" else nullcontext():
         model = mlp()

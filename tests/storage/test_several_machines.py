@@ -48,7 +48,7 @@ def start(tmp_path):
     return train
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "meta"])
+@pytest.mark.parametrize("kind", ["ddp", "meta"])
 def test_a_resumed_run_on_two_machines_is_equal_to_one_on_a_disk(s3, start, tmp_path, kind):
     """Each process uploads its shards, and finds all that it needs in the store: also the best weights at the end."""
     local = [start(kind, tmp_path / "local", num_epochs) for num_epochs in (1, 3)]
