@@ -155,9 +155,7 @@ def test_a_hook_that_returns_nothing_of_use_is_named(hook, returned, error, word
     if hook == "get_optimizer":
         attributes["get_scheduler"] = lambda self: None
     with pytest.raises(error, match=words):
-        type("Made", (WithoutStage,), {**others, hook: lambda self, *given, **named: returned})(
-            engine=dl.CPUEngine()
-        ).run()
+        type("Made", (WithoutStage,), attributes)(engine=dl.CPUEngine()).run()
 
 
 @pytest.mark.parametrize("hook", ["get_criterion", "get_scheduler", "get_loggers"])
