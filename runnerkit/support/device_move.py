@@ -34,8 +34,9 @@ def move(value: Any, device: torch.device, *, channels_last: bool = False) -> An
     if isinstance(value, Tensor):
         # Without pinned memory non_blocking is ignored; with it, the copy overlaps with earlier work.
         return value.to(device, non_blocking=True)
-    if callable(getattr(type(value), "to", None)):
-        moved = value.to(device, non_blocking=True) if _takes_non_blocking(type(value)) else value.to(device)
+    kind: Any = type(value)
+    if callable(getattr(kind, "to", None)):
+        moved = value.to(device, non_blocking=True) if _takes_non_blocking(kind) else value.to(device)
         return value if moved is None else moved
     if type(value) is dict:
         return {key: move(item, device, channels_last=channels_last) for key, item in value.items()}
