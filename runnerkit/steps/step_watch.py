@@ -47,8 +47,9 @@ class StepWatch:
         self._hook = register_optimizer_step_post_hook(self._note)
 
     def _note(self, optimizer: Any, *_: Any) -> None:
-        own = {*parameters_of(optimizer)}  # of a wrapper, those of the optimizer inside it
-        self.awaited = {key: each for key, each in self.awaited.items() if own.isdisjoint(parameters_of(each))}
+        if self.awaited:
+            own = {*parameters_of(optimizer)}  # of a wrapper, those of the optimizer inside it
+            self.awaited = {key: each for key, each in self.awaited.items() if own.isdisjoint(parameters_of(each))}
         self.has_stepped = not self.awaited
 
     def close(self) -> None:
