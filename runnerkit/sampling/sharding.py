@@ -98,11 +98,13 @@ def shard_loader(
         return share_stream(loader, key=key, training=training, endless=endless, **place)
     own = distributed_sampler_of(loader)
     if own is not None:
-        if (own.rank, own.num_replicas) != (rank, world_size):
+        members = SamplerMembers(own)
+        made_for = members.rank, members.num_replicas
+        if None not in made_for and made_for != (rank, world_size):
             logger.warning(
                 "loader %r: its %s is that of rank %d of %d, in rank %d of %d, so samples are missed or repeated, "
                 "unless each machine has data of its own; make it in get_loaders, from self.engine, or leave it out",
-                key, type(own).__name__, own.rank, own.num_replicas, rank, world_size,
+                key, type(own).__name__, *made_for, rank, world_size,
             )  # fmt: skip
         elif not training and len(loader.dataset) % world_size:  # type: ignore[arg-type]  # map-style: it has a length
             logger.warning(
