@@ -148,7 +148,7 @@ def test_a_run_that_ended_within_an_epoch_continues_there(tmp_path, limits, more
 
 @pytest.mark.parametrize("is_interrupted", [False, True])
 def test_a_lower_limit_in_epochs_ends_a_run_that_was_within_a_later_one(tmp_path, is_interrupted):
-    """Whether a limit or an interruption ended it there, nothing more is trained."""
+    """Nothing more is trained, after a limit that ended it there as after an interruption."""
     if is_interrupted:
         save = dl.CheckpointCallback(tmp_path, content="runner", every_steps=1)
         with pytest.raises(KeyboardInterrupt):

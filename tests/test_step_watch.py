@@ -93,7 +93,7 @@ def test_several_optimizers_are_named_by_their_keys(caplog):
 
 @pytest.mark.parametrize("is_stepped", [False, True])
 def test_an_optimizer_beside_those_of_the_callbacks_is_named_unless_it_steps(caplog, is_stepped):
-    """Its part of the model would stay as it is, without a word."""
+    """Its part of the model would silently stay as it is."""
     model = mlp()
     optimizers = {"body": sgd(model[0]), "head": sgd(model[3])}
     own_step = at("on_batch_end", lambda runner: runner.engine.step(runner.optimizer["head"]))
