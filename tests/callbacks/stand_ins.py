@@ -10,6 +10,7 @@ import torch
 
 from runnerkit.engines import CPUEngine
 from runnerkit.loop.loader_pass import Pass
+from runnerkit.loop.run import Run
 from runnerkit.metrics.means import LoaderMeans
 from runnerkit.metrics.reduction import reduce_sums
 from tests.ranks import Ranks
@@ -55,6 +56,7 @@ def make_runner(*, means: LoaderMeans | None = None, **attributes: Any) -> Any:
         "batch_weight": None,
         "batch_metrics": {},
         "loader_metrics": {},
+        "current_run": Run(),
         "loader_pass": loader_pass,
         "gradient_step": loader_pass.gradient_step,
         "epoch_metrics": {},

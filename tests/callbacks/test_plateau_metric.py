@@ -207,7 +207,7 @@ def test_a_resumed_run_keeps_the_patience_of_a_plateau_scheduler_inside_another(
         model = mlp()
         optimizer = sgd(model)
         scheduler = Timm(optimizer, "min")
-        scheduler.lr_scheduler.patience, scheduler.lr_scheduler.threshold = 1, 1.0  # no epoch is better by so much
+        scheduler.lr_scheduler.patience, scheduler.lr_scheduler.threshold = 2, 1.0  # no epoch is better by so much
         if warmup_epochs:
             scheduler = dl.WarmupLR(optimizer, num_epochs=1, after=scheduler)
         options |= {"scheduler": scheduler, "loaders": {"train": loader(16, 4), "valid": loader(8, 4)}}
