@@ -94,9 +94,14 @@ def predict_alone(runner):
     list(Predicts(runner.model, dl.CPUEngine()).predict_loader(loader=extra()))
 
 
+def train_a_probe(runner):
+    """Another run within this one, whose seed is its own."""
+    train(net(), num_epochs=1)
+
+
 CALLS = (
     evaluate, evaluate_own, evaluate_alone, evaluate_on_its_engine, evaluate_on_the_cpu, evaluate_another, predict,
-    predict_a_part, predict_alone,
+    predict_a_part, predict_alone, train_a_probe,
 )  # fmt: skip
 
 

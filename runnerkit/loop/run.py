@@ -6,6 +6,7 @@ import copy
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from runnerkit.callback import IListener, IRunner
     from runnerkit.loop.run_result import RunResult
     from runnerkit.monitor import Monitor
+
+
+_is_under_way: ContextVar[bool] = ContextVar("_is_under_way", default=False)  # a run, in this thread
 
 
 class Run(ProcessState):
@@ -178,7 +182,10 @@ class Run(ProcessState):
     @contextmanager
     def _experiment(self, runner: IRunner) -> Iterator[None]:
         """Set up devices and the process group and seed this process; on exit, close the logs even after an error."""
-        engine = runner.engine
+        engine, around = runner.engine, ExitStack()
+        if _is_under_way.get():  # such as a probe that a callback trains: the outer run's random numbers stay its own
+            around.enter_context(keep_rng())
+        mark = _is_under_way.set(True)
         try:
             engine.setup()
             engine.check_communicator()
@@ -203,7 +210,9 @@ class Run(ProcessState):
             raise
         finally:
             engine.in_use = False
-            self._close(runner)
+            _is_under_way.reset(mark)
+            with around:
+                self._close(runner)
 
     def _emit_exception(self, runner: IRunner, error: BaseException) -> None:
         listeners = Listeners()
