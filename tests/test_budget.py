@@ -93,7 +93,7 @@ def assert_same_logs(folder):
 @pytest.mark.parametrize(
     ("limits", "moment"),
     [
-        *itertools.product([*LIMITS, {"num_epochs": 3, "accumulation_steps": 2}], [(3,), (7,), (8,), (13,), (14,)]),
+        *itertools.product([*LIMITS, {"num_epochs": 3, "accumulation_steps": 2}], [(3,), (7,), (8,), (13,)]),
         *itertools.product([{"num_steps": 5}, {"num_samples": 18}], [(5, "on_loader_end")]),  # nothing is left
     ],
     ids=str,

@@ -12,6 +12,7 @@ import yaml
 from torch import nn
 
 from runnerkit import dl, read_metrics
+from runnerkit.__main__ import main as run_command
 from runnerkit.checkpoints.file import load_checkpoint
 from runnerkit.commands.cli import main
 from runnerkit.commands.config import read_config
@@ -167,15 +168,16 @@ def test_a_script_trains_on_the_engine_of_the_command_line(folder):
     assert done.stdout == "DataParallelEngine AMP ['train.py', '--lr', '1']\n"
 
 
-def test_components_are_found_in_the_current_folder(folder):
+def test_components_are_found_in_the_current_folder(folder, monkeypatch):
     """Components are imported from the current folder even if it is not in sys.path, as for the installed command."""
-    Path("mine.py").write_text("from tests.tiny import mlp\n\n\ndef model() -> object:\n    return mlp()\n")
-    code = "import sys; from runnerkit.__main__ import main; sys.exit(main())"
-    words = ["run", "config.yaml", "model={_target_: mine.model}", "num_epochs=1"]
+    Path("found_here.py").write_text("from tests.tiny import mlp\n\n\ndef model() -> object:\n    return mlp()\n")
+    words = ["run", "config.yaml", "model={_target_: found_here.model}", "num_epochs=1"]
+    monkeypatch.setattr(sys, "argv", ["runnerkit", *words])
+    monkeypatch.setattr(sys, "path", [str(ROOT), *(each for each in sys.path if each)])
+    monkeypatch.setitem(sys.modules, "found_here", None)  # so that it is forgotten afterwards
+    monkeypatch.delitem(sys.modules, "found_here")
 
-    done = subprocess.run([sys.executable, "-P", "-c", code, *words], **OURS)
-
-    assert done.returncode == 0
+    assert run_command() == 0
 
 
 def test_what_training_raises_keeps_its_traceback(folder, capsys):

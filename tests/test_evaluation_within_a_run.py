@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from runnerkit import dl
+from tests.engines.together import together
 from tests.interrupt import at
 from tests.tiny import classification, loader, mlp, train, weights
 
@@ -131,8 +132,12 @@ def assert_same(found, expected):
     assert found[1:] == expected[1:]
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda each: each.__name__)
-@pytest.mark.parametrize("event", EVENTS)
+# Each event with an evaluation and a loop over predictions that is left, and each call in two events.
+CALLED = [(event, call) for event in EVENTS for call in (evaluate, predict_a_part)]
+CALLED += [(event, call) for event in ("on_batch_start", "on_epoch_end") for call in CALLS]
+
+
+@pytest.mark.parametrize(("event", "call"), dict.fromkeys(CALLED), ids=lambda each: getattr(each, "__name__", each))
 def test_training_goes_on_as_if_nothing_was_called(event, call):
     """Weights, metrics and random numbers are those of a run without the call, whose results are right."""
     calls = Calls(event, call)
@@ -170,14 +175,17 @@ def test_precision_stays(precision, call):
 def test_processes_evaluate_and_predict_within_a_run(engine):
     """In several processes too, training goes on as if nothing was called; each sample counts once."""
 
-    def found(*callbacks):
-        return *trained(*callbacks, engine=engine(2, device="cpu"))[:2], None  # the run drew in other processes
-
-    expected = found()
     has_own_buffers = "Fully" in str(engine) or "Horovod" in str(engine)  # on each rank, or no whole model
     others = [] if has_own_buffers else [evaluate_alone, evaluate_on_its_engine]
-    for call in (evaluate, predict, predict_a_part, *others):
-        assert_same(found(Calls("on_step_end", call)), expected)
+    runs = [(), *((Calls("on_step_end", call),) for call in (evaluate, predict, predict_a_part, *others))]
+
+    def job():
+        return [trained(*callbacks, engine=engine(2, device="cpu")) for callbacks in runs]
+
+    expected, *found = engine(2, device="cpu").launch(job) if engine is dl.HorovodEngine else together(job)
+
+    for each in found:
+        assert_same(each, expected)
 
 
 class _ItsOwnEvents(Predicts):

@@ -70,6 +70,8 @@ def test_only_rank_zero_writes(tmp_path):
     environment = json.loads((logdir / "environment.json").read_text())
     assert environment["engine"]["num_processes"] == 3 and environment["seed"] == 42
     assert environment["command"] == sys.argv
+    status = json.loads((logdir / "status.json").read_text())
+    assert status["state"] == "finished" and status["pid"] != os.getpid()
     assert yaml.safe_load((logdir / "hparams.yml").read_text()) == {"lr": 0.1, "name": "tiny"}
 
 

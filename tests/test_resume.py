@@ -67,8 +67,9 @@ def check(tmp_path, interrupt_at, *, source="auto", first=(), rest=(), **options
     assert (resumed.epoch_step, resumed.batch_step) == (expected.epoch_step, expected.batch_step)
     for key in ("train", "valid"):
         assert read_csv(broken, key) == read_csv(whole, key)
-    del resumed
-    gc.collect()  # runners are reference cycles that keep the loaders' workers alive
+    if first or rest:
+        del resumed
+        gc.collect()  # runners are reference cycles that keep the loaders' workers alive
 
 
 def read_csv(logdir, key):
@@ -93,11 +94,10 @@ def test_workers_that_augment_draw_in_a_resumed_epoch_what_they_would_have_drawn
     check(tmp_path, 13, every_steps=3, first={"num_workers": 2}, rest={"num_workers": 1})
 
 
-@pytest.mark.parametrize("every_steps", [None, 3])
-def test_workers_that_outlive_an_epoch_change_nothing_in_a_resumed_run(tmp_path, every_steps):
+def test_workers_that_outlive_an_epoch_change_nothing_in_a_resumed_run(tmp_path):
     """Persistent workers, which a resume restarts, give the bits of an uninterrupted run without workers."""
     workers = {"num_workers": 1, "persistent": True}
-    check(tmp_path, 13, every_steps=every_steps, first=workers, rest=workers)
+    check(tmp_path, 13, every_steps=3, first=workers, rest=workers)
 
 
 def test_three_processes_resume_with_the_same_bits(tmp_path):

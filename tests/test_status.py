@@ -318,13 +318,6 @@ def test_an_error_that_utf8_cannot_hold_is_told(tmp_path):
     assert status_of(tmp_path)["error"]["message"].startswith("RuntimeError: no file caf?")
 
 
-def test_rank_zero_writes_for_all_processes(tmp_path):
-    """One file, of another process than the caller's."""
-    train(num_processes=2, loaders=LOADERS, logdir=tmp_path)
-
-    assert status_of(tmp_path)["state"] == "finished" and status_of(tmp_path)["pid"] != os.getpid()
-
-
 class FailsOnOther(dl.Callback):
     """A callback that raises in the second process."""
 

@@ -10,11 +10,12 @@ import pytest
 
 IS_FORKED = "import sys; print('torch' in sys.modules)"
 DESCRIBE = """
-import json, os, signal, sys, torch
+import json, os, signal, sys
+torch = sys.modules.get("torch")  # a newly started process would import it for seconds
 print(json.dumps({
     "arguments": sys.argv, "folder": os.getcwd(), "parent": os.getppid(), "session": os.getsid(0) == os.getpid(),
     "group": os.getpgid(0) == os.getpid(), "variable": os.environ.get("A_VARIABLE"), "path": sys.path[0],
-    "name": __name__, "file": globals().get("__file__"), "threads": torch.get_num_threads(),
+    "name": __name__, "file": globals().get("__file__"), "threads": torch and torch.get_num_threads(),
     "names": sorted(name for name in vars(sys.modules["__main__"]) if not name.startswith("__")),
     "sigint": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
     "sigterm": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
@@ -62,7 +63,7 @@ def test_a_script_gets_its_place_in_the_world(either, script, tmp_path):
 
     assert seen["arguments"] == [str(script), "a", "-b"]
     assert seen["folder"] == seen["path"] == str(tmp_path)
-    assert seen["variable"] == "é" and seen["threads"] == 2
+    assert seen["variable"] == "é" and seen["threads"] == (2 if either == "warm" else None)
     assert seen["parent"] == os.getpid()
     assert (seen["name"], seen["file"]) == ("__main__", str(script))
     assert seen["names"] == ["json", "os", "signal", "sys", "torch"]

@@ -47,10 +47,6 @@ class Batches(Stream):
         return self.samples[starts[number] : starts[number + 1]]
 
 
-class ByIndex(Batches, torch.utils.data.Dataset):
-    """The same batches; not a stream for the loader, which asks for indices."""
-
-
 def by_hand(batches, *, reduction="mean", clip=None):
     """Take one step for each tuple (features, targets), in float64; return the weights and the mean loss."""
     model, total, num_samples = mlp().double(), 0.0, 0
@@ -111,14 +107,29 @@ def run_loaders():
 
 
 @pytest.fixture(scope="module")
-def trained():
-    return together(run_loaders)
+def trained(tmp_path_factory):
+    """Train everything that takes two processes in one launch."""
+    folder = tmp_path_factory.mktemp("weights")
+    return together(
+        lambda: {
+            "loaders": run_loaders(),
+            "metrics": count_metrics(),
+            "sums": fit_sums(2),
+            "validated": validate_between_steps(),
+            "own": fit(DataLoader(data(17), batch_size=4), runner=Own()),
+            "resumed": train_resumed(folder),
+            "two optimizers": train_two_optimizers(),
+            "clipped": train_clipped(),
+            "weightless": take_a_weightless_step(),
+            "warned": warn_and_step(),
+        }
+    )
 
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_two_processes_take_the_steps_of_one(trained, name):
     """However samples are shared, an uneven step has the gradient of all of them, and the logged loss is their mean."""
-    found, metrics, num_samples = trained[name]
+    found, metrics, num_samples = trained["loaders"][name]
     batches = LOADERS[name][1]()
     expected, loss = by_hand(batches)
 
@@ -140,9 +151,9 @@ def count_metrics(batch_size=4, num_processes=2):
     return fit(DataLoader(data(17), batch_size), num_processes=num_processes, runner=Sums(), callbacks=accuracy)
 
 
-def test_a_process_without_a_sample_adds_nothing_to_the_metrics():
+def test_a_process_without_a_sample_adds_nothing_to_the_metrics(trained):
     """The last of 17 samples is one process's; the other's repeated batch is in no metric."""
-    _, metrics, num_samples = together(count_metrics)
+    _, metrics, num_samples = trained["metrics"]
     _, alone, _ = count_metrics(8, num_processes=1)
 
     assert num_samples == 17
@@ -150,15 +161,17 @@ def test_a_process_without_a_sample_adds_nothing_to_the_metrics():
     assert metrics["size"] == pytest.approx((16 * 4 + 1) / 17)
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_a_sum_is_the_sum_of_the_global_batch(num_processes):
-    """Also over accumulated batches, with tails, and clipped."""
+def fit_sums(num_processes):
     options = {"accumulation_steps": 2, "loss_reduction": "sum", "gradient_clip": 0.5, "num_processes": num_processes}
-    criterion = nn.CrossEntropyLoss(reduction="sum")
-    job = partial(fit, DataLoader(data(), batch_size=4 // num_processes), criterion=criterion, **options)
-    found, _, _ = job() if num_processes == 1 else together(job)
+    return fit(DataLoader(data(), 4 // num_processes), criterion=nn.CrossEntropyLoss(reduction="sum"), **options)
 
-    torch.testing.assert_close(found, by_hand(steps(8), reduction="sum", clip=0.5)[0], **EXACT)
+
+def test_a_sum_is_the_sum_of_the_global_batch(trained):
+    """Also over accumulated batches, with tails, and clipped."""
+    expected, _ = by_hand(steps(8), reduction="sum", clip=0.5)
+
+    for found, _, _ in (fit_sums(1), trained["sums"]):
+        torch.testing.assert_close(found, expected, **EXACT)
 
 
 def validate_between_steps():
@@ -169,11 +182,9 @@ def validate_between_steps():
     return weights(model)
 
 
-def test_a_validation_within_a_training_loader_leaves_the_weights_of_its_steps():
+def test_a_validation_within_a_training_loader_leaves_the_weights_of_its_steps(trained):
     """Sums stay sums: the pass around the validation keeps the factor of its losses."""
-    found = together(validate_between_steps)
-
-    torch.testing.assert_close(found, by_hand(steps(4, of=16), reduction="sum")[0], **EXACT)
+    torch.testing.assert_close(trained["validated"], by_hand(steps(4, of=16), reduction="sum")[0], **EXACT)
 
 
 class Own(dl.SupervisedRunner):
@@ -191,8 +202,8 @@ class Own(dl.SupervisedRunner):
         return {}
 
 
-def test_an_own_backward_pass_is_weighted_too():
-    found, _, num_samples = together(lambda: fit(DataLoader(data(17), batch_size=4), runner=Own()))
+def test_an_own_backward_pass_is_weighted_too(trained):
+    found, _, num_samples = trained["own"]
 
     torch.testing.assert_close(found, by_hand(steps(8, of=17))[0], **EXACT)
     assert num_samples == 17
@@ -309,9 +320,9 @@ def train_resumed(folder):
     return whole, first, rest
 
 
-def test_a_resumed_run_weights_alike(tmp_path):
+def test_a_resumed_run_weights_alike(trained):
     """The unit of the weights is in the checkpoint, so that no digit differs."""
-    whole, _, rest = together(lambda: train_resumed(tmp_path))
+    whole, _, rest = trained["resumed"]
 
     assert torch.equal(whole[0], rest[0])
     assert whole[1:] == rest[1:]
@@ -328,8 +339,8 @@ def train_two_optimizers():
     return fit(DataLoader(data(), batch_size=2), runner=Tokens(), model=model, optimizer=halves, callbacks=callbacks)
 
 
-def test_two_optimizers_step_on_one_weighted_loss():
-    found, _, _ = together(train_two_optimizers)
+def test_two_optimizers_step_on_one_weighted_loss(trained):
+    found, _, _ = trained["two optimizers"]
 
     parts = []
     for start in range(0, NUM_SAMPLES, 8):
@@ -348,23 +359,23 @@ def train_clipped():
     return fit(DataLoader(data(), 4), callbacks=[backward], runner=Tokens())[0]
 
 
-def test_clipping_in_the_backward_pass_sees_the_weighted_mean():
-    found = together(train_clipped)
-
+def test_clipping_in_the_backward_pass_sees_the_weighted_mean(trained):
     halves = [[(features[rank::2], targets[rank::2]) for rank in range(2)] for features, targets in steps(8)]
     expected, _ = tokens_by_hand(halves, clip=0.05)
-    torch.testing.assert_close(found, expected, **EXACT)
+    torch.testing.assert_close(trained["clipped"], expected, **EXACT)
 
 
-def test_a_step_that_weighs_nothing_changes_nothing():
-    """Its gradients are zero, and the weights stay finite."""
+def take_a_weightless_step():
     model, runner = mlp().double(), weighing(lambda runner: torch.tensor(0 if runner.batch_step == 2 else 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    found, _, _ = together(lambda: fit(DataLoader(data(16), 4), runner=runner, model=model, optimizer=optimizer))
+    return fit(DataLoader(data(16), 4), runner=runner, model=model, optimizer=optimizer)[0]
 
+
+def test_a_step_that_weighs_nothing_changes_nothing(trained):
+    """Its gradients are zero, and the weights stay finite."""
     reference = mlp().double()
     train_by_hand(reference, torch.optim.SGD(reference.parameters(), 0.1), [data(16)[:8]])
-    torch.testing.assert_close(found, weights(reference), **EXACT)
+    torch.testing.assert_close(trained["weightless"], weights(reference), **EXACT)
 
 
 def test_learning_rates_of_all_groups_are_logged(tmp_path):
@@ -469,7 +480,7 @@ def test_accumulated_batches_weigh_what_a_collate_fn_left_of_them(weigh):
     torch.testing.assert_close(found, expected, **EXACT)
 
 
-def on_two_processes():
+def warn_and_step():
     """Return what rank zero warned of with batches that shrink, and without, and the learning rates of both ranks."""
     heard, handler = [], logging.Handler()
     handler.emit = lambda record: heard.append(record.getMessage())
@@ -496,8 +507,8 @@ def on_two_processes():
     return warned, heard, runner.rates
 
 
-def test_processes_warn_of_dropped_samples_and_step_schedulers_alike():
-    warned, after, (first, second) = together(on_two_processes)
+def test_processes_warn_of_dropped_samples_and_step_schedulers_alike(trained):
+    warned, after, (first, second) = trained["warned"]
 
     assert len(warned) == 1 and "If collate_fn drops samples, set self.batch_weight = self.batch_size" in warned[0]
     assert after == warned

@@ -215,9 +215,23 @@ def test_in_one_process_a_step_is_that_of_all_its_batches():
     check(train_all(1))
 
 
-def test_in_two_processes_a_step_is_that_of_the_global_batch():
+@pytest.fixture(scope="module")
+def of_two():
+    """Train everything that takes two processes in one launch."""
+    return together(
+        lambda: {
+            "all": train_all(2),
+            "adversaries": train_adversaries(2),
+            "equal weights": train_with_equal_weights(),
+            "selective": train_selectively(Selective, 2, leaves_out=False),
+            "own first": train_own_first(2),
+        }
+    )
+
+
+def test_in_two_processes_a_step_is_that_of_the_global_batch(of_two):
     """The same programs, whose batches the processes share, as rows or as a stream."""
-    check(together(partial(train_all, 2)))
+    check(of_two["all"])
 
 
 class Adversaries(dl.Runner):
@@ -242,11 +256,8 @@ def train_adversaries(number):
     return torch.cat([weights(each) for each in models.values()])
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_an_optimizer_that_is_named_steps_beside_a_callback_of_another(number):
+def test_an_optimizer_that_is_named_steps_beside_a_callback_of_another(of_two):
     """Nobody divides its gradients, so its loss is divided."""
-    found = train_adversaries(number) if number == 1 else together(partial(train_adversaries, number))
-
     expected = []
     for seed, size in ((1, 8), (2, 4)):
         model = mlp(seed=seed).double()
@@ -256,7 +267,8 @@ def test_an_optimizer_that_is_named_steps_beside_a_callback_of_another(number):
             token_loss(model, *batch).backward()
             optimizer.step()
         expected.append(weights(model))
-    torch.testing.assert_close(found, torch.cat(expected), **EXACT)
+    for found in (train_adversaries(1), of_two["adversaries"]):
+        torch.testing.assert_close(found, torch.cat(expected), **EXACT)
 
 
 def train_with_equal_weights():
@@ -280,9 +292,9 @@ def train_with_equal_weights():
     return changed, len(sums)
 
 
-def test_equal_weights_cost_nothing():
+def test_equal_weights_cost_nothing(of_two):
     """The loss is backpropagated as it is, and nothing is summed over processes."""
-    assert together(train_with_equal_weights) == ([False, False], 0)
+    assert of_two["equal weights"] == ([False, False], 0)
 
 
 class Selective(Left):
@@ -306,7 +318,7 @@ def train_selectively(kind, number=1, *, leaves_out=True):
     return fit(batches, criterion=None, num_processes=number, runner=runner, callbacks=[step])[0]
 
 
-def test_a_weighed_batch_without_a_backward_pass_is_refused():
+def test_a_weighed_batch_without_a_backward_pass_is_refused(of_two):
     """The weight of the batch would be missing in the divisor; a loss of zero counts."""
     with pytest.raises(ValueError, match=r"batch_weight was set in 1 of the 2 batches.*0 \* loss"):
         train_selectively(Selective)
@@ -319,9 +331,8 @@ def test_a_weighed_batch_without_a_backward_pass_is_refused():
         (share * token_loss(model, features[:4], targets[:4])).backward()
         optimizer.step()
     expected = weights(model)
-    torch.testing.assert_close(train_selectively(Selective, leaves_out=False), expected, **EXACT)
-    found = together(partial(train_selectively, Selective, 2, leaves_out=False))
-    torch.testing.assert_close(found, expected, **EXACT)
+    for found in (train_selectively(Selective, leaves_out=False), of_two["selective"]):
+        torch.testing.assert_close(found, expected, **EXACT)
 
 
 class OwnFirst(Left):
@@ -349,8 +360,7 @@ def train_own_first(number):
     return found
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_callback_that_does_not_act_divides_no_gradient(number):
+def test_a_callback_that_does_not_act_divides_no_gradient(of_two):
     """Another epoch, or another loader, is that of the user's steps."""
     model = mlp().double()
     optimizer = sgd(model)
@@ -359,7 +369,7 @@ def test_a_callback_that_does_not_act_divides_no_gradient(number):
         token_loss(model, *batch).backward()
         optimizer.step()
 
-    for found in train_own_first(1) if number == 1 else together(partial(train_own_first, number)):
+    for found in (*train_own_first(1), *of_two["own first"]):
         torch.testing.assert_close(found, weights(model), **EXACT)
 
 

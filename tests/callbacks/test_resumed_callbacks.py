@@ -50,7 +50,7 @@ def whole(request, tmp_path_factory):
     return request.param, logdir, resumable(logdir, request.param)
 
 
-@pytest.mark.parametrize("interrupt_at", [14, 20, 25, 31, 40])
+@pytest.mark.parametrize("interrupt_at", [14, 20, 31])
 def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, whole, interrupt_at):
     """Interrupted within an epoch or at its end, and resumed twice, it has the same weights, metrics and logs."""
     name, logdir, expected = whole

@@ -378,15 +378,14 @@ def test_what_collate_fn_draws_differs_in_each_batch():
 def test_an_evaluation_takes_no_agreement():
     """Lanes end at different times; each process reads until its own have ended."""
     alone, sizes = [], [13, 2, 7, 1, 30, 5, 3, 9]
-    for world_size in (1, 2, 4):
-        for num_workers in (0, 1, 2):
-            loader = DataLoader(Numbers(sizes, (4, 2)), 8 // world_size, num_workers=num_workers, collate_fn=list)
-            loaders = places.shares(loader, world_size, key="valid", training=False, epoch=None)
-            batches = [list(batches_of(each)) for each in loaders]
-            assert sorted(flat(flat(batches))) == list(range(sum(sizes)))
-            if world_size == 1:
-                alone.append(batches)
-    assert alone[0] == alone[1] == alone[2]  # whatever the number of workers
+    for world_size, num_workers in ((1, 0), (1, 2), (2, 1), (4, 2)):
+        loader = DataLoader(Numbers(sizes, (4, 2)), 8 // world_size, num_workers=num_workers, collate_fn=list)
+        loaders = places.shares(loader, world_size, key="valid", training=False, epoch=None)
+        batches = [list(batches_of(each)) for each in loaders]
+        assert sorted(flat(flat(batches))) == list(range(sum(sizes)))
+        if world_size == 1:
+            alone.append(batches)
+    assert alone[0] == alone[1]  # whatever the number of workers
 
 
 MESSAGES = {

@@ -357,28 +357,24 @@ def test_lanes_that_do_not_divide_a_step_are_refused():
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize(
-    ("world_size", "num_workers", "factor"), [(4, 2, 1), (3, 2, 3), (4, 3, 3), (2, 8, 4), (8, 4, 4)]
-)
+@pytest.mark.parametrize(("world_size", "num_workers", "factor"), [(4, 2, 1), (3, 2, 3), (4, 3, 3), (2, 8, 4)])
 def test_a_job_that_does_not_divide_the_lanes_is_warned(caplog, world_size, num_workers, factor):
     """The warning says how often each file is read, which is counted here, and what to write instead."""
     files = Files([48] * 8)
     loader = DataLoader(files.dataset(lanes=(4, 2)), batch_size=24 // world_size, num_workers=num_workers)
 
+    opened = set()
     with caplog.at_level(logging.WARNING):
-        for shard in shares(loader, world_size):
-            list(share_of(shard))
+        for rank, shard in enumerate(shares(loader, world_size)):
+            for number, batch in enumerate(share_of(shard)):
+                opened |= {(rank, number % num_workers, lane) for lane, _, _ in batch}
 
     assert caplog.text.count("loader 'train': its data set has 4 lanes x 2 turns") == (factor > 1)
     assert (f"so each file is read {factor} times; pass lanes=" in caplog.text) == (factor > 1)
-    opened = set()
-    for rank, shard in enumerate(shares(loader, world_size)):
-        for number, batch in enumerate(share_of(shard)):
-            opened |= {(rank, number % num_workers, lane) for lane, _, _ in batch}
     assert len(opened) == 8 * factor
 
 
-@pytest.mark.parametrize("world_size", [1, 64, 4096])
+@pytest.mark.parametrize("world_size", [1, 4096])
 def test_a_rank_of_thousands_needs_no_more_memory(world_size):
     """A job with 100,000 files a rank: the order is computed when needed."""
     files, step = 100_000, 32 * 4096

@@ -228,7 +228,7 @@ class ManyShards(IterableDataset):
         raise AssertionError("it would be read whole")
 
 
-@pytest.mark.parametrize("world_size", [1, 64, 4096])
+@pytest.mark.parametrize("world_size", [1, 4096])
 def test_a_rank_of_thousands_needs_no_more_memory(world_size):
     """With 100,000 shards a rank; without cost in the number of ranks' shards."""
     loader = DataLoader(ManyShards(world_size, (world_size, 4)), 32, collate_fn=list)

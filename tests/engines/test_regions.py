@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from runnerkit import dl
 from tests import tiny
 from tests.engines.on_cpu import ddp, fsdp
+from tests.engines.together import together
 from tests.interrupt import Interrupt
 
 # torch.compile itself looks at the gradient of its inputs; torch hides the warning unless warnings are errors.
@@ -74,23 +75,34 @@ def test_weights_are_those_of_a_run_without_it(options):
     assert {type(each) for each in mine.modules()} == {type(each) for each in theirs.modules()}
 
 
-@pytest.mark.cold
-@pytest.mark.parametrize(
-    ("engine", "options"),
-    [
-        (ddp, {}),
-        (fsdp, {"shard_modules": [Block]}),
-        (fsdp, {"shard_modules": [nn.Linear]}),  # units within what is recomputed
-    ],
-)
-def test_two_processes_train_as_without_it(engine, options):
-    """Recomputation in the backward pass finds the weights of its unit gathered."""
-    mine, theirs = Net(), Net()
-    train(mine, engine(**OPTIONS["both"], **options))
-    train(theirs, engine(**options))
+ENGINES = {
+    "ddp": (ddp, {}),
+    "fsdp by blocks": (fsdp, {"shard_modules": [Block]}),
+    "fsdp by layers": (fsdp, {"shard_modules": [nn.Linear]}),  # units within what is recomputed
+}
 
-    assert_same(mine, theirs)
-    assert type(mine[1]) is Block
+
+def train_pairs():
+    """Train with and without it in processes that exist; return the states of both models, and a block's class."""
+    found = {}
+    for name, (engine, options) in ENGINES.items():
+        torch.compiler.reset()  # the graphs of the engine before
+        mine, theirs = Net(), Net()
+        train(mine, engine(**OPTIONS["both"], **options))
+        train(theirs, engine(**options))
+        found[name] = mine.state_dict(), theirs.state_dict(), type(mine[1]).__name__
+    return found
+
+
+@pytest.mark.cold
+def test_two_processes_train_as_without_it():
+    """Recomputation in the backward pass finds the weights of its unit gathered."""
+    found = together(train_pairs)
+
+    assert found.keys() == ENGINES.keys()
+    for name, (mine, theirs, kind) in found.items():
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}")
+        assert kind == "Block"
 
 
 class Count(TorchDispatchMode):

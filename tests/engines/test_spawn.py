@@ -22,8 +22,8 @@ def _seen():
     return beside_the_script.NAME, os.environ.get("PYTHONPATH"), sys.path, program
 
 
-@pytest.mark.parametrize("is_cold", [False, pytest.param(True, marks=pytest.mark.cold)])
-def test_modules_are_found_as_by_the_caller_without_pythonpath(tmp_path, monkeypatch, is_cold):
+@pytest.mark.cold
+def test_modules_are_found_as_by_the_caller_without_pythonpath(tmp_path, monkeypatch):
     """Programs that the user's code starts may run another Python, which those modules would break."""
     (tmp_path / "beside_the_script.py").write_text("NAME = 'beside'")
     (tmp_path / "json.py").write_text("raise ImportError('found before the standard library')")

@@ -28,8 +28,6 @@ from tests.faults.fuzz_setting import Setting
 from tests.faults.kills import Send, exit_code_of
 from tests.interrupt import Interrupt
 
-_PROCESSES = 1, 2, 3, 6  # that divide a global batch
-
 
 @dataclass(frozen=True)
 class Segment:

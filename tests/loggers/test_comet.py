@@ -86,13 +86,12 @@ def uploads(logdir):
                 yield each["upload_type"], described, archive.read(each["file_path"])
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_a_run_is_read_back_from_its_archive(tmp_path, num_processes):
+def test_a_run_is_read_back_from_its_archive(tmp_path):
     """It contains parameters, checkpoint, and each metric once, with epoch and step, from rank zero."""
     options = {"project_name": "digits", "workspace": "us", "tags": ["first"], "log_checkpoint": True}
     logger = dl.CometLogger(tmp_path, online=False, log_batch_metrics=True, **options)
 
-    runner = train(tmp_path, logger, log_every=1, num_processes=num_processes)
+    runner = train(tmp_path, logger, log_every=1, num_processes=2)
 
     [archive] = archives(tmp_path)
     told = about(archive)

@@ -45,13 +45,12 @@ def runs(uri, experiment="Default"):
     return client(uri).search_runs([found.experiment_id])
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_a_run_is_read_back_by_mlflows_client(tmp_path, uri, num_processes):
+def test_a_run_is_read_back_by_mlflows_client(tmp_path, uri):
     """It has parameters, status and each metric once, from rank zero: loaders' metrics by epoch, steps' by step."""
     options = {"experiment": "digits", "run_name": "mine", "tags": {"who": "me"}, "log_checkpoint": True}
     logger = dl.MLflowLogger(tmp_path / "log", tracking_uri=uri, log_batch_metrics=True, **options)
 
-    runner = train(tmp_path / "log", logger, log_every=1, num_processes=num_processes)
+    runner = train(tmp_path / "log", logger, log_every=1, num_processes=2)
 
     [run] = runs(uri, "digits")
     points = read(uri, run.info.run_id)
