@@ -45,7 +45,7 @@ def runs(uri, experiment="Default"):
     return client(uri).search_runs([found.experiment_id])
 
 
-def test_a_run_is_read_back_by_mlflows_client(tmp_path, uri, num_processes):
+def test_a_run_is_read_back_by_mlflows_client(tmp_path, uri):
     """It has parameters, status and each metric once, from rank zero: loaders' metrics by epoch, steps' by step."""
     options = {"experiment": "digits", "run_name": "mine", "tags": {"who": "me"}, "log_checkpoint": True}
     logger = dl.MLflowLogger(tmp_path / "log", tracking_uri=uri, log_batch_metrics=True, **options)
