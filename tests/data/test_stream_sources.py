@@ -6,6 +6,7 @@ RUNNERKIT_WRITE_STREAM_TABLE=1 writes the table of docs/streams.md.
 import os
 from collections import Counter
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from tests.data.stream_sources import NUM_SAMPLES, SOURCES, augmented, noted
 
 PAGE = Path(__file__).parents[2] / "docs" / "streams.md"
 STEP = 8
-JOBS = [(1, 0), (1, 2), (2, 0), (2, 1), (4, 2)]  # processes, workers of each; a reader of the last has one lane
+JOBS = list(product((1, 2, 4), (0, 1, 2)))
 GENERIC = "any other IterableDataset"
 
 pytestmark = [
