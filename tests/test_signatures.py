@@ -18,7 +18,7 @@ TRAIN = inspect.signature(dl.SupervisedRunner.train).parameters
 # class or function of scikit-learn, keys of loaders, or arguments of `wandb.init` and Comet's `ExperimentConfig`.
 OPEN = {"predict_batch", "predict_loader", "predict_to", "predict_frame", "trace_model", "onnx_export", "prune_model"}
 OPEN |= {"BatchOverfitCallback", "PeriodicLoaderCallback", "SklearnModelCallback", "CometLogger", "WandbLogger"}
-OPEN |= {"SklearnBatchCallback", "SklearnLoaderCallback"}
+OPEN |= {"SklearnBatchCallback", "SklearnLoaderCallback", "SupervisedRunner.forward", "SelfSupervisedRunner.forward"}
 
 
 def public_functions():

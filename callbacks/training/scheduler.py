@@ -215,8 +215,8 @@ class SchedulerCallback(ISchedulerCallback):
         scheduler, is_per_batch = self._current(runner)
         if self._updates:
             scheduler.step_update(num_updates=runner.stage_optimizer_step)
-        if is_per_batch and self._argument_of(scheduler) != "metrics":
-            self._step(scheduler, runner, None)
+        if is_per_batch and (argument := self._argument_of(scheduler)) != "metrics":
+            self._step(scheduler, runner, argument)
 
     def on_batch_end(self, runner: IRunner) -> None:
         if not self._is_ever_per_batch or not runner.is_train_loader:
@@ -226,13 +226,13 @@ class SchedulerCallback(ISchedulerCallback):
         if self._updates and stepped:
             scheduler.step_update(num_updates=runner.stage_optimizer_step)
         if is_per_batch and stepped:
-            metric = None
-            if self._argument_of(scheduler) == "metrics":
+            argument, metric = self._argument_of(scheduler), None
+            if argument == "metrics":
                 name = self.monitor.metric if self.monitor is not None else "loss"
                 metric = _metric_in(runner.batch_metrics, name, runner.loader_key)
                 if runner.engine.num_processes > 1:
                     metric = _mean_over_processes(metric, runner)
-            self._step(scheduler, runner, metric)
+            self._step(scheduler, runner, argument, metric=metric)
 
     def on_loader_end(self, runner: IRunner) -> None:
         if self._optimizer_stepped:  # after the last batch
@@ -242,12 +242,14 @@ class SchedulerCallback(ISchedulerCallback):
         scheduler, is_per_batch = self._current(runner)
         if is_per_batch or not any(key.startswith("train") for key in runner.epoch_metrics):
             return
-        if self._argument_of(scheduler) != "metrics":
-            self._step(scheduler, runner, None, self._told(scheduler, runner))
+        argument = self._argument_of(scheduler)
+        if argument != "metrics":
+            self._step(scheduler, runner, argument, told=self._told(scheduler, runner))
             return
         loader_key, metric_key = self._choose_metric(runner)
         if loader_key in runner.epoch_metrics:
-            self._step(scheduler, runner, _metric_in(runner.epoch_metrics[loader_key], metric_key, loader_key))
+            metric = _metric_in(runner.epoch_metrics[loader_key], metric_key, loader_key)
+            self._step(scheduler, runner, argument, metric=metric)
 
     def _told(self, scheduler: Any, runner: IRunner) -> dict[str, float]:
         """Return the metric of this epoch for a scheduler that takes one without needing it; {} if it is not known."""
@@ -291,13 +293,15 @@ class SchedulerCallback(ISchedulerCallback):
         if self._filter in warnings.filters:
             warnings.filters.remove(self._filter)  # type: ignore[attr-defined]  # a list, typed as a sequence
 
-    def _step(self, scheduler: Any, runner: IRunner, metric: Any, told: dict[str, float] = _NOTHING) -> None:
+    def _step(
+        self, scheduler: Any, runner: IRunner, argument: str | None, *,
+        metric: Any = None, told: dict[str, float] = _NOTHING,
+    ) -> None:  # fmt: skip
         if scheduler is None:  # no scheduler after the warmup
             return
         is_checked = self._is_checked
         if not is_checked:
             self._check_is_alone(scheduler)
-        argument = self._argument_of(scheduler)
         if argument == "metrics":
             scheduler.step(metric.detach() if isinstance(metric, torch.Tensor) else metric)  # torch warns of a graph
         elif argument == "epoch":

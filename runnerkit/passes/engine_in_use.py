@@ -107,3 +107,6 @@ class _EngineInUse:
         self, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]
     ) -> tuple[dict[str, nn.Module], dict[str, Optimizer]]:
         return models, optimizers
+
+
+IEngine.register(_EngineInUse)

@@ -41,7 +41,6 @@ class SamplerMembers(Members):
         stride: samples, or whole batches, of all processes in a step, in shares of 0.1.
         position_after: tells a position in the data, in shares.
         recorded_share: the share whose batches it records.
-        rank, num_replicas: the process, and the number of processes, of a DistributedSampler.
     """
 
     sampler = Member[Any](None)
@@ -56,8 +55,6 @@ class SamplerMembers(Members):
     stride = Member(1)
     position_after = Member[Callable[..., Any] | None](None)
     recorded_share = Member[Any](None, name="_share")
-    rank = Member[int | None](None)
-    num_replicas = Member[int | None](None)
 
 
 class DatasetMembers(Members):

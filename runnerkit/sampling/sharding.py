@@ -27,6 +27,7 @@ from runnerkit.sampling.seeded_dataset import SeededDataset, is_seeded
 from runnerkit.sampling.share import AdaptedShare, LoaderShare, WholeLoader
 from runnerkit.seeding.generators import derive_seed
 from runnerkit.support.iterators import started
+from runnerkit.support.plain_values import attributes_of
 from runnerkit.support.torch_internals import length_of, unpacks_within
 
 logger = logging.getLogger(__name__)
@@ -98,8 +99,8 @@ def shard_loader(
         return share_stream(loader, key=key, training=training, endless=endless, **place)
     own = distributed_sampler_of(loader)
     if own is not None:
-        members = SamplerMembers(own)
-        made_for = members.rank, members.num_replicas
+        known = attributes_of(own)
+        made_for = known.get("rank"), known.get("num_replicas")
         if None not in made_for and made_for != (rank, world_size):
             logger.warning(
                 "loader %r: its %s is that of rank %d of %d, in rank %d of %d, so samples are missed or repeated, "
