@@ -99,8 +99,8 @@ def shard_loader(
         return share_stream(loader, key=key, training=training, endless=endless, **place)
     own = distributed_sampler_of(loader)
     if own is not None:
-        known = attributes_of(own)
-        made_for = known.get("rank"), known.get("num_replicas")
+        of_sampler = attributes_of(own)
+        made_for = of_sampler.get("rank"), of_sampler.get("num_replicas")
         if None not in made_for and made_for != (rank, world_size):
             logger.warning(
                 "loader %r: its %s is that of rank %d of %d, in rank %d of %d, so samples are missed or repeated, "
