@@ -3,7 +3,7 @@
 python -m benchmarks.kinds_of_data --rounds 10
 
 The loop takes its turns between the runner's steps, in the same thread, so that both share the machine's noise. Samples
-are cheap and batches of 8 are small, so that the overhead shows.
+are cheap and batches are small, so that the overhead shows: a step takes less than a millisecond.
 """
 
 import argparse
@@ -19,48 +19,56 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from benchmarks.steps.work import make_model, make_optimizer
 from runnerkit import dl
 
-BATCH_SIZE, NUM_BATCHES = 8, 512  # distinct batches
+NUM_ROWS = 4096  # distinct ones
 NUM_STEPS, TURN, COLD, NUM_WARM_TURNS = 240, 20, 4, 2  # a turn's first steps are not timed, while caches are cold
-FEATURES = torch.randn(BATCH_SIZE * NUM_BATCHES, 64, generator=torch.Generator().manual_seed(0))
+FEATURES = torch.randn(NUM_ROWS, 64, generator=torch.Generator().manual_seed(0))
 TARGETS = FEATURES[:, :10].argmax(dim=1)
 
 
 class Rows(Dataset[tuple[Tensor, Tensor]]):
     """Map-style data set of cheap samples."""
 
+    def __init__(self, batch_size: int) -> None:
+        self.length = batch_size * NUM_STEPS * 2
+
     def __len__(self) -> int:
-        return BATCH_SIZE * NUM_STEPS * 2
+        return self.length
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return FEATURES[index % len(FEATURES)], TARGETS[index % len(FEATURES)]
+        return FEATURES[index % NUM_ROWS], TARGETS[index % NUM_ROWS]
 
 
 class Samples(IterableDataset[tuple[Tensor, Tensor]]):
     """Stream of the same samples."""
 
+    def __init__(self, batch_size: int) -> None:
+        self.rows = Rows(batch_size)
+
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return (Rows()[index] for index in range(len(Rows())))
+        return (self.rows[index] for index in range(len(self.rows)))
 
 
 class Batches(IterableDataset[tuple[Tensor, Tensor]]):
     """Stream of batches."""
 
+    def __init__(self, batch_size: int) -> None:
+        self.batches = list(zip(FEATURES.split(batch_size), TARGETS.split(batch_size), strict=True))
+
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        batches = list(zip(FEATURES.split(BATCH_SIZE), TARGETS.split(BATCH_SIZE), strict=True))
-        return (batches[number % NUM_BATCHES] for number in range(NUM_STEPS * 2))
+        return (self.batches[number % len(self.batches)] for number in range(NUM_STEPS * 2))
 
 
-def loader(kind: str) -> DataLoader[Any]:
+def loader(kind: str, batch_size: int) -> DataLoader[Any]:
     """Make the loader of one kind of data; "declared" stands for a data set with ``draws_nothing = True``."""
     if kind == "tensors":
-        indices = torch.arange(len(Rows())) % len(FEATURES)
-        return DataLoader(TensorDataset(FEATURES[indices], TARGETS[indices]), BATCH_SIZE, shuffle=True)
+        indices = torch.arange(len(Rows(batch_size))) % NUM_ROWS
+        return DataLoader(TensorDataset(FEATURES[indices], TARGETS[indices]), batch_size, shuffle=True)
     name, _, declared = kind.partition(", ")
-    dataset: Any = {"map": Rows, "stream of samples": Samples, "stream of batches": Batches}[name]()
+    dataset: Any = {"map": Rows, "stream of samples": Samples, "stream of batches": Batches}[name](batch_size)
     dataset.draws_nothing = bool(declared)
     if name == "map":
-        return DataLoader(dataset, BATCH_SIZE, shuffle=True)
-    return DataLoader(dataset, None if name == "stream of batches" else BATCH_SIZE)
+        return DataLoader(dataset, batch_size, shuffle=True)
+    return DataLoader(dataset, None if name == "stream of batches" else batch_size)
 
 
 KINDS = [
@@ -113,14 +121,14 @@ class Turns(dl.Callback):
             next(self.other)
 
 
-def measure(kind: str) -> tuple[float, float, float]:
+def measure(kind: str, batch_size: int) -> tuple[float, float, float]:
     """Return the median ratio of neighboring turns, and the median microseconds of the runner's and the loop's step."""
-    turns, model = Turns(by_hand(loader(kind))), make_model()
+    turns, model = Turns(by_hand(loader(kind, batch_size))), make_model()
     dl.SupervisedRunner().train(
         model=model,
         criterion=nn.CrossEntropyLoss(),
         optimizer=make_optimizer(model),
-        loaders={"train": loader(kind)},
+        loaders={"train": loader(kind, batch_size)},
         callbacks=[turns],
         engine=dl.CPUEngine(),
         loggers={"console": None},
@@ -135,9 +143,10 @@ def main() -> None:
     """Print a table of the medians over rounds, each round with all kinds of data."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=8, help="samples; a divisor of 4096")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rounds = [[measure(kind) for kind in KINDS] for _ in range(options.rounds)]
+    rounds = [[measure(kind, options.batch_size) for kind in KINDS] for _ in range(options.rounds)]
     print("| data | hand-written, µs | runnerkit, µs | ratio | lowest to highest round |\n|---|---:|---:|---:|---:|")
     for kind, results in zip(KINDS, zip(*rounds, strict=True), strict=True):
         ratios, mine, others = zip(*results, strict=True)
