@@ -92,7 +92,7 @@ class SupervisedRunner(Runner):
                 callbacks["_backward"] = BackwardCallback(self.loss_key)
             if not holds(callbacks, IOptimizerCallback):
                 for key in as_dict(self.optimizer):
-                    name = "_".join(["_optimizer", *([key] if key else [])])
+                    name = "_optimizer" + (f"_{key}" if key else "")
                     callbacks[name] = OptimizerCallback(self.loss_key, optimizer_key=key or None)
         return callbacks | self._scheduler_callbacks(callbacks)
 

@@ -72,8 +72,9 @@ class StageBudget:
 
     def is_over(self, runner: IRunner) -> bool:
         """Return whether the stage has reached a limit in steps or samples, or resumes in an epoch after its last."""
-        done = {"num_steps": runner.stage_optimizer_step, "num_samples": runner.stage_sample_step}
-        return self.is_reached(epoch=runner.stage_epoch_step, **done)
+        return self.is_reached(
+            epoch=runner.stage_epoch_step, num_steps=runner.stage_optimizer_step, num_samples=runner.stage_sample_step
+        )
 
     def is_epoch_left(self, runner: IRunner) -> bool:
         """Return whether the stage may start another epoch."""
