@@ -17,6 +17,7 @@ LAYERS = [
     {"runner", "loop", "resume", "passes", "steps"},
     {"engines", "callbacks", "loggers", "contrib"},  # but these do not import from one another
     {"train", "train_options", "supervised"},
+    {"catalyst"},
     {"commands"},
     {"__main__"},
 ]

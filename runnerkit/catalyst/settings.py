@@ -1,0 +1,31 @@
+"""Catalyst's view of the machine: its GPUs, and whether optional packages are installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+
+__all__ = ["IS_CUDA_AVAILABLE", "NUM_CUDA_DEVICES", "SETTINGS"]
+
+IS_CUDA_AVAILABLE = torch.cuda.is_available()
+NUM_CUDA_DEVICES = torch.cuda.device_count()
+_PACKAGES = {"cv": "torchvision", "ml": "sklearn", "albu": "albumentations", "comet": "comet_ml"}
+_IN_TORCH = {"amp", "pruning", "quantization"}
+
+
+class _Settings:
+    """``<package>_required`` is whether the package is installed.
+
+    >>> SETTINGS.amp_required, SETTINGS.no_such_package_required
+    (True, False)
+    """
+
+    def __getattr__(self, name: str) -> bool:
+        extra, suffix, rest = name.rpartition("_required")
+        if not suffix or rest:
+            raise AttributeError(f"{name}: settings have names such as ml_required")
+        return extra in _IN_TORCH or find_spec(_PACKAGES.get(extra, extra)) is not None
+
+
+SETTINGS = _Settings()
