@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from runnerkit.support.torch_internals import SKIPS_ITSELF, num_changes
+from runnerkit.support.torch_internals import SKIPS_ITSELF, num_changes, step
 from runnerkit.types import StateDict
 
 
@@ -110,7 +110,7 @@ class FP32(Precision):
         pass
 
     def step(self, optimizer: Optimizer) -> bool:
-        optimizer.step()
+        step(optimizer)
         return True
 
 
@@ -241,7 +241,7 @@ class AMP(Precision):
 
     def step(self, optimizer: Optimizer) -> bool:
         if self._scaler is None:
-            optimizer.step()
+            step(optimizer)
             return True
         if len(self._watched) > 1:  # alone, the scaler does it
             self.unscale(optimizer)

@@ -4,12 +4,14 @@ import ast
 import inspect
 import re
 from pathlib import Path
+from types import MethodType
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, SequentialLR
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from runnerkit.support import torch_internals as internals
@@ -164,3 +166,168 @@ def test_a_storage_gives_its_bytes_without_a_warning():
         storage = torch.ones(3).storage()
 
     assert internals.untyped(storage).nbytes() == 12
+
+
+def trained(take_step, prepare=lambda optimizer: None):
+    """Return the weights after two steps, and what `prepare` returned."""
+    model = nn.Linear(2, 1)
+    with torch.no_grad():
+        for each in model.parameters():
+            each.fill_(0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    kept = prepare(optimizer)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(3, 2)).sum().backward()
+        take_step(optimizer)
+    return model.weight.detach().clone(), kept
+
+
+def with_hooks(optimizer):
+    calls = []
+    optimizer.register_step_pre_hook(lambda *given: calls.append(("before", *map(type, given))))
+    optimizer.register_step_post_hook(lambda *given: calls.append(("after", *map(type, given))))
+    return calls
+
+
+def with_replaced_arguments(optimizer):
+    """A closure in place of no arguments."""
+    calls = []
+    optimizer.register_step_pre_hook(lambda *_: ((optimizer,), {"closure": lambda: calls.append("closure")}))
+    return calls
+
+
+def with_a_step_of_its_own(optimizer):
+    calls, step = [], optimizer.step
+    optimizer.step = lambda: (calls.append("own"), step())
+    return calls
+
+
+def with_a_scheduler_over_its_own(optimizer):
+    calls = []
+    optimizer.step = MethodType(lambda self: (calls.append("own"), type(self).step(self)), optimizer)
+    torch.optim.lr_scheduler.ConstantLR(optimizer)
+    return calls
+
+
+def with_a_scheduler(optimizer):
+    torch.optim.lr_scheduler.ConstantLR(optimizer)
+    return with_hooks(optimizer)
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [with_hooks, with_replaced_arguments, with_a_step_of_its_own, with_a_scheduler, with_a_scheduler_over_its_own],
+)
+def test_a_step_without_a_record_does_what_a_step_does(prepare):
+    expected, calls = trained(lambda optimizer: optimizer.step(), prepare)
+
+    weights, same_calls = trained(internals.step, prepare)
+
+    assert torch.equal(weights, expected) and same_calls == calls and calls != []
+
+
+def test_global_hooks_see_a_step_without_a_record():
+    calls = []
+    hooks = [
+        register_optimizer_step_pre_hook(lambda *_: calls.append("before")),
+        register_optimizer_step_post_hook(lambda *_: calls.append("after")),
+    ]
+    try:
+        trained(internals.step)
+    finally:
+        for each in hooks:
+            each.remove()
+
+    assert calls == ["before", "after"] * 2
+
+
+@pytest.mark.filterwarnings("error")  # torch warns of a schedule that begins before the optimizer
+def test_a_schedule_notices_a_step_without_a_record():
+    def step_both(optimizer):
+        internals.step(optimizer)
+        schedules[0].step()
+
+    schedules = []
+    _, scheduler = trained(
+        step_both, lambda optimizer: schedules.append(torch.optim.lr_scheduler.StepLR(optimizer, 1)) or schedules[0]
+    )
+
+    assert scheduler.last_epoch == 2
+
+
+class Own(torch.optim.SGD):
+    """Steps twice."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        super().step(closure)
+
+
+class NotTorchs:
+    def __init__(self):
+        self.num_steps = 0
+
+    def step(self):
+        self.num_steps += 1
+
+
+def test_optimizers_of_users_are_stepped():
+    weight = nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    other = NotTorchs()
+
+    internals.step(Own([weight], lr=0.25))
+    internals.step(other)
+
+    assert weight.item() == 0.5 and other.num_steps == 1
+
+
+def test_batches_without_records_are_those_of_the_loader():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(5))
+
+    for data, options in (
+        (range(5), {"batch_size": 2}),
+        (Stream(), {"batch_size": 2}),
+        (Stream(), {"batch_size": None}),
+    ):
+        loader = DataLoader(data, **options)
+        assert [*map(str, internals.without_records(iter(loader)))] == [*map(str, loader)]
+    workers = iter(DataLoader(range(5), num_workers=1))
+    assert internals.without_records(workers) is workers
+
+
+def test_a_batch_that_fails_raises_its_error_without_records():
+    def fail(samples):
+        raise KeyError("of the user")
+
+    with pytest.raises(KeyError, match="of the user"):
+        next(internals.without_records(iter(DataLoader(range(2), collate_fn=fail))))
+
+
+def test_a_wrong_length_is_warned_of_without_records():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(5))
+
+        def __len__(self):
+            return 3
+
+    loader = DataLoader(Stream(), batch_size=None)
+    assert len(loader) == 3
+
+    with pytest.warns(UserWarning, match="Length of IterableDataset"):
+        assert len(list(internals.without_records(iter(loader)))) == 5
+
+
+def test_a_profiler_gets_the_records():
+    """The labels of torch are in a trace, as those of a hand-written loop are."""
+    with torch.profiler.profile() as profiler:
+        trained(internals.step)
+        list(internals.without_records(iter(DataLoader(range(4)))))
+
+    labels = {each.key for each in profiler.key_averages()}
+    assert "Optimizer.step#SGD.step" in labels
+    assert any(each.startswith("enumerate(DataLoader)") for each in labels)

@@ -28,7 +28,7 @@ from runnerkit.sampling.share import AdaptedShare, LoaderShare, WholeLoader
 from runnerkit.seeding.generators import derive_seed
 from runnerkit.support.iterators import started
 from runnerkit.support.plain_values import attributes_of
-from runnerkit.support.torch_internals import length_of, unpacks_within
+from runnerkit.support.torch_internals import length_of, unpacks_within, without_records
 
 logger = logging.getLogger(__name__)
 
@@ -222,7 +222,7 @@ def batches_of(loader: Any) -> Iterator[Any]:
         torch.empty((), dtype=torch.int64).random_()
     is_stream = isinstance(feed, DataLoader) and isinstance(feed.dataset, IterableDataset)
     is_unpacked = is_stream and unpacks_within(feed, share.unpacked)
-    batches: Iterator[Any] = started(feed)
+    batches: Iterator[Any] = without_records(started(feed))
     if isinstance(loader, OuterLoader):
         return batches  # the wrapped loader's, which came through here
     batches = batches if is_unpacked else share.unpacked(batches)
