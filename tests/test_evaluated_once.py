@@ -6,6 +6,7 @@ import pytest
 from runnerkit import dl
 from runnerkit.checkpoints.folder import CheckpointFolder
 from tests.interrupt import Interrupt, at
+from tests.schedules import Learns, Steps
 from tests.tiny import loader, train
 
 
@@ -72,3 +73,46 @@ def test_a_run_that_goes_on_after_a_limit_has_the_evaluations_of_a_longer_one(tm
     assert expected[0] == [3, 4, 6, 8]
     assert results(tmp_path / "once", 6, 8) == expected
     assert results(tmp_path / "twice", 6, 6, 8) == expected
+
+
+def test_the_last_step_of_an_epoch_is_evaluated_after_it():
+    """Once, and not within the epoch; rows would hide a second pass, as a place has one."""
+    passes, within = [], []
+    notes = [
+        at("on_loader_start", lambda runner: passes.append((runner.optimizer_step, runner.loader_key))),
+        at("on_validation_end", lambda runner: within.append(runner.optimizer_step)),
+    ]
+
+    train(loaders={"train": loader(16, 4), "valid": loader(6, 3)}, callbacks=notes, num_epochs=2, valid_every_steps=2)
+
+    assert [step for step, key in passes if key == "valid"] == [2, 4, 6, 8]
+    assert within == [2, 6]
+
+
+@pytest.mark.parametrize("kind", [Steps, Learns])
+def test_steps_that_handle_batch_makes_are_evaluated_and_saved_when_they_are_due(tmp_path, monkeypatch, kind):
+    """Also those without `learn`, which are counted after the batch only."""
+    monkeypatch.setattr(CheckpointFolder, "keep", lambda *_: None)
+    seen = []
+
+    class Counted(kind):
+        num_made = 0
+
+        def handle_batch(self, batch):
+            if self.is_train_loader:
+                super().handle_batch(batch)
+                self.num_made += 1
+
+    note = at("on_loader_start", lambda runner: runner.is_train_loader or seen.append(runner.num_made))
+
+    train(
+        runner=Counted(),
+        loaders={"train": loader(28, 4), "valid": loader(4, 4)},
+        callbacks=[note, dl.CheckpointCallback(tmp_path, content="runner", every_steps=3)],
+        criterion=None,
+        num_steps=7,
+        valid_every_steps=3,
+    )
+
+    assert seen == [3, 6, 7]
+    assert [each.batch for each in CheckpointFolder(tmp_path / "checkpoints").records] == [3, 6, 7]

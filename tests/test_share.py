@@ -5,7 +5,7 @@ import torch
 
 from runnerkit import dl
 from runnerkit.callbacks.debug.parts.recorded_loader import record_loader, stop_recording
-from runnerkit.sampling.sharding import share_of, start_epoch
+from runnerkit.sampling.sharding import is_length_sure, share_of, start_epoch
 
 
 def test_a_loader_that_nobody_divides_has_a_share_without_a_position():
@@ -59,6 +59,16 @@ def test_a_users_object_with_the_methods_of_0_1_is_a_share(wrap):
     assert own.calls == [3, 20]
     assert share.has_position and share.is_used and not share.knows_sizes and share.full_size is None
     assert (share.batch_size, share.described(), own.drop_last) == (2, None, False)
+
+
+@pytest.mark.parametrize(("has_sampler", "is_sure"), [(True, True), (False, False)])
+def test_only_the_length_of_torchs_batch_samplers_is_sure(has_sampler, is_sure):
+    """An object that divides batches itself may end before its length, which a run has to notice."""
+    own = Own()
+    if has_sampler:
+        own.sampler = torch.utils.data.SequentialSampler(range(4))
+
+    assert is_length_sure(OwnLoader(own)) is is_sure
 
 
 def test_recording_the_batches_of_a_loader_keeps_its_share():

@@ -5,6 +5,7 @@ import time
 from functools import partial
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from tests.callbacks.recording import Kept
 from tests.callbacks.stand_ins import Clock, end_loader, make_runner
 from tests.interrupt import Interrupt
 from tests.ranks import Ranks
+from tests.schedules import Learns, Steps
 from tests.tiny import NUM_CLASSES, NUM_FEATURES, loader, train, weights
 
 # tests.tiny.mlp: the forward pass, the weights' gradients of both layers, and the second layer's input gradient.
@@ -363,3 +365,19 @@ def test_flops_that_cannot_be_counted_are_asked_for():
 
     with pytest.raises(ValueError, match="torch counts only matrix products, convolutions and attention"):
         monitored(dl.SystemMetricsCallback(peak_flops=1.0), runner=NoProducts(), optimizer=None)
+
+
+@pytest.mark.parametrize("kind", [Steps, Learns])
+def test_steps_that_handle_batch_makes_are_logged_when_they_are_due(tmp_path, kind):
+    """Each row of steps has the measurements since the one before."""
+    train(
+        runner=kind(),
+        criterion=None,
+        callbacks=[dl.SystemMetricsCallback()],
+        loaders={"train": loader(24, 4)},
+        log_every=3,
+        logdir=tmp_path,
+    )
+
+    rows = pd.read_csv(tmp_path / "csv" / "train.batch.csv")
+    assert rows["step"].tolist() == [3, 6] and (rows["_system/samples_per_s"] > 0).all()

@@ -317,3 +317,9 @@ def test_two_processes_train_the_weights_of_one(tmp_path):
         assert found[1] == wanted[1]
         assert found[2] == pytest.approx(wanted[2], abs=1e-12)
     assert torch.isfinite(weight).all() and torch.isfinite(variances).all()
+
+
+def test_a_stream_of_one_shard_has_one_lane():
+    batches = list(batches_of(share(DataLoader(Numbers([9], None), batch_size=4))))
+
+    assert torch.cat(batches).tolist() == list(range(9))
