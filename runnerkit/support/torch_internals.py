@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import _profiler_enabled as is_profiled
+from torch.autograd import _profiler_enabled as is_profiled  # type: ignore[attr-defined]  # not in its __all__
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -112,7 +112,7 @@ def step(optimizer: Optimizer) -> None:
     A profiler that runs gets the record, and a ``step`` that the user has set on the object is called as it is.
     """
     method: Any = type(optimizer).step
-    own = vars(optimizer).get("step")
+    own: Any = vars(optimizer).get("step")
     is_scheduled = hasattr(own, "_wrapped_by_lr_sched") and own.__wrapped__ is method
     if not (own is None or is_scheduled) or not hasattr(method, "hooked") or is_profiled():
         optimizer.step()
