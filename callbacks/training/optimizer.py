@@ -17,7 +17,7 @@ from runnerkit.errors import check_component, did_you_mean
 from runnerkit.steps.gradient_step import WeightUnits, gradients_of
 from runnerkit.steps.learning import check_steps_without_closure
 from runnerkit.steps.learning_rates import rates_of
-from runnerkit.steps.sum_of_shares import SumOfShares
+from runnerkit.steps.sum_of_weights import SumOfWeights
 from runnerkit.support.arguments import check_integers, check_numbers, check_strings
 from runnerkit.support.deprecation import Renamed, accepts_old_names
 from runnerkit.support.torch_internals import divide_each_, local_parts
@@ -96,7 +96,7 @@ class OptimizerCallback(IOptimizerCallback):
         self.num_pending = 0  # batches since the last step
         self.num_skipped = 0  # steps of this loader that the gradient scaler skipped
         self._steps_now = self._may_be_silent = True
-        self._shares = SumOfShares()  # of the pending batches
+        self._weights = SumOfWeights()  # of the pending batches
         self._is_averaged = False
         self._units = WeightUnits()
         self._clip_fn: Callable[[list[Tensor]], Any] | None = None
@@ -143,8 +143,8 @@ class OptimizerCallback(IOptimizerCallback):
         if self.num_pending == 0:
             optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
             runner.engine.zero_grad(optimizer)
-            if not self._shares.is_empty:
-                self._shares.reset()
+            if not self._weights.is_empty:
+                self._weights.reset()
             self._is_averaged = self._is_clipped = False
         is_last = runner.loader_batch_step == runner.loader_batch_len
         self._steps_now = is_last or self.num_pending + 1 >= self.accumulation_steps
@@ -171,9 +171,9 @@ class OptimizerCallback(IOptimizerCallback):
         if self._steps_now:
             self._step(runner)
 
-    def add_share(self, share: float | Tensor | None, runner: IRunner, *, is_asked: bool) -> None:
+    def add_weight(self, relative: float | Tensor | None, runner: IRunner, *, is_asked: bool) -> None:
         """Note what ``runner.gradient_step.weigh`` returned, before the backward pass; every rank must call."""
-        self._shares.add(share, runner, is_asked=is_asked, is_last=self._steps_now)
+        self._weights.add(relative, runner, is_asked=is_asked, is_last=self._steps_now)
 
     def average(self, runner: IRunner) -> None:
         """Make the gradients of a step its mean, once, before this callback's own ``on_batch_end`` or loader's end."""
@@ -184,7 +184,7 @@ class OptimizerCallback(IOptimizerCallback):
     def _step(self, runner: IRunner) -> None:
         optimizer = runner.optimizer if self._key is None else runner.optimizer[self._key]
         runner.engine.synchronize(optimizer)
-        is_mean = self.num_pending == 1 and self._shares.is_empty and self._checked is optimizer
+        is_mean = self.num_pending == 1 and self._weights.is_empty and self._checked is optimizer
         if not is_mean and not self._is_averaged:
             self._average(optimizer, runner, num_batches=self.num_pending)
         if self._partners:
@@ -229,7 +229,7 @@ class OptimizerCallback(IOptimizerCallback):
 
     def _average(self, optimizer: Any, runner: IRunner, *, num_batches: int) -> None:
         self._is_averaged = True
-        divisor = self._shares.divisor(runner, num_batches=num_batches)
+        divisor = self._weights.divisor(runner, num_batches=num_batches)
         if self._checked is not optimizer and not gradients_of(optimizer):
             key, known = self.metric_key, sorted(runner.batch_metrics)
             lacks = f"; batch_metrics lack {key!r}, they have {known}{did_you_mean(key, known)}" * (key not in known)

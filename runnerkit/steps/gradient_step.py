@@ -6,20 +6,20 @@ the gradient of a batch's mean loss, and w[b, r], its number of samples or its `
     sum(w[b, r] * g[b, r]) / sum(w[b, r])
 
 Engines average over processes what is backpropagated, and gradients of accumulated batches add up. So a loss is
-multiplied by a factor of the process and by a share of the batch, in `IEngine.backward`, for any caller, and the
-gradients are divided once: sum_b(mean_r(factor * share * g)) / divisor.
+multiplied by a factor of the process and by a relative weight of the batch, in `IEngine.backward`, for any caller, and
+the gradients are divided once: sum_b(mean_r(factor * relative * g)) / divisor.
 
 - Sizes n[b, r] that all processes know, as those of map-style loaders: factor = n[b, r] / mean_r(n[b, r]),
-  share = mean_r(n[b, r]) / unit, divisor = sum_b(share). Nothing is communicated.
-- Weights that the others do not know (streams, `batch_weight`): factor = 1, share = w[b, r] / unit,
-  divisor = mean_r(sum_b(share)), by one asynchronous sum that runs beside the backward pass.
-- Without an OptimizerCallback or `learn`, which divide the gradients, the loss itself is divided by mean_r(share), for
-  which the backward pass waits. Then each batch counts as 1.
-- Losses that are sums: factor = R, which undoes the average; share = divisor = 1.
+  relative = mean_r(n[b, r]) / unit, divisor = sum_b(relative). Nothing is communicated.
+- Weights that the others do not know (streams, `batch_weight`): factor = 1, relative = w[b, r] / unit,
+  divisor = mean_r(sum_b(relative)), by one asynchronous sum that runs beside the backward pass.
+- Without an OptimizerCallback or `learn`, which divide the gradients, the loss itself is divided by mean_r(relative),
+  for which the backward pass waits. Then each batch counts as 1.
+- Losses that are sums: factor = R, which undoes the average; relative = divisor = 1.
 - A process without samples in a step takes part in its collectives: factor = 0, or w = 0.
 
-The unit cancels out. It keeps losses at their scale, which fp16 needs, and makes the share of a usual batch exactly 1,
-by which nothing is multiplied. Where all weights are equal, nothing is computed at all.
+The unit cancels out. It keeps losses at their scale, which fp16 needs, and makes the relative weight of a usual batch
+exactly 1, by which nothing is multiplied. Where all weights are equal, nothing is computed at all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from torch import Tensor
 from runnerkit.callback import ICallback, innermost, optimizer_callbacks
 from runnerkit.loop.attributes import ProcessState
 from runnerkit.sampling.sharding import distributed_sampler_of, share_of
-from runnerkit.steps.sum_of_shares import divisor_of, on_device, total_share
+from runnerkit.steps.sum_of_weights import divisor_of, on_device, total_weight
 from runnerkit.support.function_members import FunctionMembers
 from runnerkit.types import as_dict
 
@@ -82,7 +82,7 @@ class GradientStep(ProcessState):
         has_steppers: whether an OptimizerCallback steps, and not ``handle_batch``.
         dividers: the OptimizerCallbacks that divide the gradients of their steps, each with what says whether it acts
             in the current loader; None if it always does.
-        shared_at: `batch_step` of the last batch whose share they were given.
+        weighed_at: `batch_step` of the last batch whose relative weight they were given.
         divided: ids of the parameters whose gradients one of them divided in the batch `divided_at`.
         factor: of this process in the current batch; None is 1.
         is_asked: whether the divisor of the current batch's step is a sum over all ranks.
@@ -108,7 +108,7 @@ class GradientStep(ProcessState):
     accumulate: bool = False
     has_steppers: bool = False
     dividers: Sequence[tuple[Callable[[IRunner], bool] | None, Any]] = ()
-    shared_at: int = -1
+    weighed_at: int = -1
     divided: set[int] = field(default_factory=set)
     divided_at: int = -1
     factor: float | None = None
@@ -144,7 +144,7 @@ class GradientStep(ProcessState):
         steppers = optimizer_callbacks(runner.callbacks)
         step.has_steppers = bool(steppers)
         inner = [(_asks(each), innermost(each)) for each in runner.callbacks.values()]
-        step.dividers = [pair for pair in inner if pair[1] in steppers and hasattr(pair[1], "add_share")]
+        step.dividers = [pair for pair in inner if pair[1] in steppers and hasattr(pair[1], "add_weight")]
         step.accumulate = any(each.accumulation_steps > 1 for each in steppers)
         step.matter = ranks.num_processes > 1 or step.accumulate
         if step.matter:
@@ -192,24 +192,24 @@ class GradientStep(ProcessState):
             optimizer: the one that will step on it; None is any of those of the OptimizerCallbacks, or of the user's.
         """
         is_usual = not self.accumulate or runner.batch_size == self.units.size
-        factor, share, self.lacked_weight = self.factor, None, runner.batch_weight is None
+        factor, relative, self.lacked_weight = self.factor, None, runner.batch_weight is None
         self.weighed_size = runner.batch_size
         if not (is_usual and self.lacked_weight and self.sizes is None):
-            share = self.weigh(runner)
-            factor = None if self.is_asked else self.factor  # the share of this process says it
+            relative = self.weigh(runner)
+            factor = None if self.is_asked else self.factor  # the weight of this process says it
             acting = [each for acts, each in self.dividers if acts is None or acts(runner)]
             if _is_divided(runner, optimizer, by=acting):
-                if self.shared_at != runner.batch_step:
-                    self.shared_at = runner.batch_step
+                if self.weighed_at != runner.batch_step:
+                    self.weighed_at = runner.batch_step
                     for each in acting:
-                        each.add_share(share, runner, is_asked=self.is_asked)
-            elif share is None or not self.is_asked:
-                share = None  # each batch counts as 1
+                        each.add_weight(relative, runner, is_asked=self.is_asked)
+            elif relative is None or not self.is_asked:
+                relative = None  # each batch counts as 1
             elif self.is_learning:
-                self.total = total_share(runner.engine.data_parallel, share)  # while the backward pass runs
+                self.total = total_weight(runner.engine.data_parallel, relative)  # while the backward pass runs
             else:
-                share = share / divisor_of(total_share(runner.engine.data_parallel, share)())
-        loss = loss if share is None else loss * share
+                relative = relative / divisor_of(total_weight(runner.engine.data_parallel, relative)())
+        loss = loss if relative is None else loss * relative
         return loss if factor is None else loss * factor
 
     def undivided(self, optimizer: Any, batch_step: int) -> list[Tensor]:
@@ -224,9 +224,9 @@ class GradientStep(ProcessState):
         return [*left.values()]
 
     def weigh(self, runner: IRunner) -> float | Tensor | None:
-        """Return the share of the current batch in its step, by which its loss is multiplied; None is 1.
+        """Return the relative weight of the current batch in its step, by which its loss is multiplied; None is 1.
 
-        `is_asked` then tells whether the other processes have to be asked for theirs: see :class:`SumOfShares`.
+        `is_asked` then tells whether the other processes have to be asked for theirs: see :class:`SumOfWeights`.
         Every rank must call, with `batch_weight` set on all ranks or on none. Nothing has to be weighed, and the call
         may be left out, unless `matter`, and `batch_weight` or `sizes` are set, or `accumulate` with another
         `batch_size` than ``units.size``.
@@ -255,8 +255,8 @@ class GradientStep(ProcessState):
             # Waits for the device, once in a stage.
             first = ranks.start_sum(on_device(weight, engine.device))().item() / ranks.num_processes
             units.weight = 2.0 ** round(math.log2(first)) if first > 0 else 1.0
-        share: float | Tensor = weight / units.weight
-        return share
+        relative: float | Tensor = weight / units.weight
+        return relative
 
     def is_due(self, runner: IRunner, every: int) -> bool:
         """Return whether the current batch reaches a multiple of `every` optimizer steps.

@@ -19,7 +19,7 @@ from runnerkit.precision import Precision
 from runnerkit.steps.diverged import advice
 from runnerkit.steps.gradient_step import GradientStep, gradients_of
 from runnerkit.steps.sparse_gradients import with_dense_gradients
-from runnerkit.steps.sum_of_shares import divisor_of
+from runnerkit.steps.sum_of_weights import divisor_of
 from runnerkit.support.deprecation import warn_of_argument
 from runnerkit.support.torch_internals import divide_each_, local_parts
 from runnerkit.types import as_dict

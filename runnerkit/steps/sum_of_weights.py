@@ -1,4 +1,4 @@
-"""The sum of the shares of a step's batches, by which its gradients are divided."""
+"""The sum of the relative weights of a step's batches, by which its gradients are divided."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from runnerkit.callback import IRunner
 
 
-class SumOfShares:
-    """The shares of the batches that are accumulated for a step of one optimizer, which divide its gradients.
+class SumOfWeights:
+    """The relative weights of the batches that are accumulated for a step of one optimizer, which divide its gradients.
 
     Attributes:
         is_empty: whether no batch was weighed: then each of them counts as 1.
@@ -28,32 +28,32 @@ class SumOfShares:
     def reset(self) -> None:
         """Start a step."""
         self.is_empty = True
-        # What the shares that all ranks know add to the number of batches: a usual batch, of share 1, adds nothing.
+        # What the weights that all ranks know add to the number of batches: a usual batch, of weight 1, adds nothing.
         self._surplus: Any = 0.0
-        self._asked: Any = 0.0  # sum of those shares whose mean over processes has to be asked for
+        self._asked: Any = 0.0  # sum of those whose mean over processes has to be asked for
         self._num_asked = self._num_given = 0
         self._mean_asked: Callable[[], Any] | None = None  # waits for it
 
-    def add(self, share: float | Tensor | None, runner: IRunner, *, is_asked: bool, is_last: bool) -> None:
-        """Add the share of the current batch before its backward pass; every rank must call.
+    def add(self, relative: float | Tensor | None, runner: IRunner, *, is_asked: bool, is_last: bool) -> None:
+        """Add the relative weight of the current batch before its backward pass; every rank must call.
 
         Args:
-            share: None is 1.
+            relative: None is 1.
             is_asked: whether it is that of this process only.
-            is_last: whether the step follows: then the processes' shares are summed while the backward pass runs.
+            is_last: whether the step follows: then the processes' weights are summed while the backward pass runs.
         """
         self.is_empty = False
         self._num_given += runner.batch_weight is not None
         if not is_asked:
-            self._surplus += 0.0 if share is None else share - 1.0
+            self._surplus += 0.0 if relative is None else relative - 1.0
             return
-        self._asked = self._asked + share if self._num_asked else share
+        self._asked = self._asked + relative if self._num_asked else relative
         self._num_asked += 1
         if is_last:
-            self._mean_asked = total_share(runner.engine.data_parallel, self._asked)
+            self._mean_asked = total_weight(runner.engine.data_parallel, self._asked)
 
     def divisor(self, runner: IRunner, *, num_batches: int) -> Any:
-        """Return the sum of the shares of the step's batches, a mean over processes; see :func:`divisor_of`.
+        """Return the sum of the relative weights of the step's batches, a mean over processes; see :func:`divisor_of`.
 
         Raises:
             ValueError: only some of the batches had a `batch_weight`, or a loss that was weighed.
@@ -75,23 +75,23 @@ class SumOfShares:
             total = num_batches + self._surplus
         else:
             # Not under way if the loader has ended within a group of batches: then no batch was said to be the last.
-            total = (self._mean_asked or total_share(runner.engine.data_parallel, self._asked))()
+            total = (self._mean_asked or total_weight(runner.engine.data_parallel, self._asked))()
             self._mean_asked = None
         return divisor_of(total)
 
 
-def total_share(ranks: Processes, share: float | Tensor) -> Any:
-    """Start to sum the shares of all ranks; return a function that waits for their mean, a number or a () tensor."""
-    if not isinstance(share, Tensor) or share.device != ranks.device:  # else it is of the widest type there
-        share = on_device(share, ranks.device)
-    total = ranks.start_sum(share)
+def total_weight(ranks: Processes, relative: float | Tensor) -> Any:
+    """Start to sum relative weights over ranks; return a function that waits for the mean, a number or a () tensor."""
+    if not isinstance(relative, Tensor) or relative.device != ranks.device:  # else it is of the widest type there
+        relative = on_device(relative, ranks.device)
+    total = ranks.start_sum(relative)
     if ranks.device.type == "cpu":
         return lambda: total().item() / ranks.num_processes
     return lambda: total() / ranks.num_processes
 
 
 def divisor_of(total: Any) -> Any:
-    """Return a sum of shares as the divisor of gradients: a number, or a () tensor on a GPU, without waiting for it."""
+    """Return a sum of relative weights as a divisor: a number, or a () tensor on a GPU, without waiting for it."""
     if isinstance(total, Tensor) and total.device.type != "cpu":
         return torch.where(total == 0, 1.0, total).float()
     return float(total) or 1.0  # no batch weighs anything: its gradients are zero
