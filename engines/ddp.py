@@ -17,7 +17,7 @@ from runnerkit.engine import uncompiled
 from runnerkit.engines.adapters import comm_hooks
 from runnerkit.engines.launch.process_group_engine import ProcessGroupEngine, ProcessGroupOptions
 from runnerkit.models.parameters import is_trained
-from runnerkit.support.torch_internals import has_gradient_hooks, has_no_buckets, has_sparse_gradients
+from runnerkit.support.torch_internals import UnrecordedDDP, has_gradient_hooks, has_no_buckets, has_sparse_gradients
 
 __all__ = ["DistributedDataParallelEngine"]
 
@@ -114,7 +114,8 @@ class DistributedDataParallelEngine(ProcessGroupEngine):
         elif self.sync_bn:
             logger.warning("sync_bn=True is ignored: torch's SyncBatchNorm runs on GPUs only, but this is the CPU")
         device_ids = [self.device] if self.device.type == "cuda" else None
-        wrapped = DistributedDataParallel(model, device_ids=device_ids, **self.ddp_kwargs)
+        wrapper = UnrecordedDDP if self.compile_arguments is None else DistributedDataParallel
+        wrapped = wrapper(model, device_ids=device_ids, **self.ddp_kwargs)
         _free_reducer_before_group(wrapped)
         # A hook may exist on one rank only, for example to log, but all ranks must use the same layout.
         if self.num_processes > 2 and not any(self.gather_object(_has_special_gradients(wrapped))):

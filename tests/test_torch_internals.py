@@ -3,16 +3,19 @@
 import ast
 import inspect
 import re
+from functools import update_wrapper, wraps
 from pathlib import Path
 from types import MethodType
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._C._profiler import _ExperimentalConfig
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, SequentialLR
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from runnerkit.support import torch_internals as internals
 from tests.layers import modules
@@ -210,6 +213,13 @@ def with_a_scheduler_over_its_own(optimizer):
     return calls
 
 
+def with_a_wrapper_that_looks_like_a_schedulers(optimizer):
+    calls, step = [], optimizer.step
+    optimizer.step = update_wrapper(lambda: (calls.append("own"), step()), type(optimizer).step)
+    optimizer.step._wrapped_by_lr_sched = True  # as some do against torch's warning
+    return calls
+
+
 def with_a_scheduler(optimizer):
     torch.optim.lr_scheduler.ConstantLR(optimizer)
     return with_hooks(optimizer)
@@ -217,7 +227,14 @@ def with_a_scheduler(optimizer):
 
 @pytest.mark.parametrize(
     "prepare",
-    [with_hooks, with_replaced_arguments, with_a_step_of_its_own, with_a_scheduler, with_a_scheduler_over_its_own],
+    [
+        with_hooks,
+        with_replaced_arguments,
+        with_a_step_of_its_own,
+        with_a_wrapper_that_looks_like_a_schedulers,
+        with_a_scheduler,
+        with_a_scheduler_over_its_own,
+    ],
 )
 def test_a_step_without_a_record_does_what_a_step_does(prepare):
     expected, calls = trained(lambda optimizer: optimizer.step(), prepare)
@@ -264,7 +281,18 @@ class Own(torch.optim.SGD):
         super().step(closure)
 
 
+class Wrapped(torch.optim.SGD):
+    """Steps twice, in a method that has torch's marks."""
+
+    @wraps(torch.optim.SGD.step)
+    def step(self, closure=None):
+        super().step(closure)
+        super().step(closure)
+
+
 class NotTorchs:
+    __slots__ = ("num_steps",)
+
     def __init__(self):
         self.num_steps = 0
 
@@ -272,15 +300,55 @@ class NotTorchs:
         self.num_steps += 1
 
 
-def test_optimizers_of_users_are_stepped():
-    weight = nn.Parameter(torch.ones(1))
-    weight.grad = torch.ones(1)
-    other = NotTorchs()
+class Delegate:
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
 
-    internals.step(Own([weight], lr=0.25))
+    def __getattr__(self, name):
+        return getattr(self.optimizer, name)
+
+
+def test_optimizers_of_users_are_stepped():
+    torch.optim.SGD([nn.Parameter(torch.ones(1))])  # torch marks a class when an object of it is made
+    for make in (Own, Wrapped, lambda *given, **options: Delegate(Own(*given, **options))):
+        results = []
+        for take_step in (lambda optimizer: optimizer.step(), internals.step):
+            weight, calls = nn.Parameter(torch.ones(1)), []
+            weight.grad = torch.ones(1)
+            optimizer = make([weight], lr=0.25)
+            optimizer.register_step_post_hook(lambda *_, calls=calls: calls.append("after"))
+            take_step(optimizer)
+            results.append((weight.item(), len(calls)))
+        assert results[0] == results[1] and results[0][0] == 0.5
+    other = NotTorchs()
     internals.step(other)
 
-    assert weight.item() == 0.5 and other.num_steps == 1
+    assert other.num_steps == 1
+
+
+def test_a_class_that_is_patched_is_stepped(monkeypatch):
+    calls, step = [], torch.optim.SGD.step
+
+    @wraps(step)
+    def timed(self, closure=None):
+        calls.append("timed")
+        return step(self, closure)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", timed)
+
+    trained(internals.step, with_hooks)
+
+    assert calls == ["timed"] * 2
+
+
+@pytest.mark.parametrize("wrong", [True, [(1,), {}], ((1,), {}, 2)])
+def test_what_a_hook_may_not_return_is_told_as_by_torch(wrong):
+    def prepare(optimizer):
+        optimizer.register_step_pre_hook(lambda *_: wrong)
+
+    for take_step in (lambda optimizer: optimizer.step(), internals.step):
+        with pytest.raises(RuntimeError, match="must return None or a tuple of"):
+            trained(take_step, prepare)
 
 
 def test_batches_without_records_are_those_of_the_loader():
@@ -307,6 +375,31 @@ def test_a_batch_that_fails_raises_its_error_without_records():
         next(internals.without_records(iter(DataLoader(range(2), collate_fn=fail))))
 
 
+def test_a_loader_goes_on_after_an_error_without_records():
+    """As torch's own iterator does, so that a wrapper may leave out what cannot be read."""
+
+    class Broken(Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            if index == 1:
+                raise OSError("broken")
+            return index
+
+    batches, found = internals.without_records(iter(DataLoader(Broken(), batch_size=None))), []
+    assert len(batches) == 4
+    while True:
+        try:
+            found.append(next(batches))
+        except OSError:
+            continue
+        except StopIteration:
+            break
+
+    assert found == [0, 2, 3]
+
+
 def test_a_wrong_length_is_warned_of_without_records():
     class Stream(IterableDataset):
         def __iter__(self):
@@ -322,12 +415,37 @@ def test_a_wrong_length_is_warned_of_without_records():
         assert len(list(internals.without_records(iter(loader)))) == 5
 
 
-def test_a_profiler_gets_the_records():
+@pytest.mark.parametrize("config", [None, _ExperimentalConfig(profile_all_threads=True)])
+def test_a_profiler_gets_the_records(config):
     """The labels of torch are in a trace, as those of a hand-written loop are."""
-    with torch.profiler.profile() as profiler:
+    with torch.profiler.profile(experimental_config=config) as profiler:
         trained(internals.step)
         list(internals.without_records(iter(DataLoader(range(4)))))
 
     labels = {each.key for each in profiler.key_averages()}
     assert "Optimizer.step#SGD.step" in labels
     assert any(each.startswith("enumerate(DataLoader)") for each in labels)
+
+
+def test_a_model_without_records_is_a_distributed_data_parallel_one(tmp_path):
+    """The same outputs and gradients; a profiler gets the record of the forward pass."""
+    group = dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1)
+    try:
+        results = []
+        for kind in (DistributedDataParallel, internals.UnrecordedDDP):
+            torch.manual_seed(0)
+            model = kind(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+            for scale in (1.0, 2.0):
+                outputs = model(torch.arange(6.0).view(3, 2) * scale)
+                outputs.pow(3).sum().backward()
+            results.append([outputs, *(each.grad for each in model.parameters()), *model.buffers()])
+            with torch.profiler.profile() as profiler:
+                model(input=torch.ones(2, 2))
+            assert "DistributedDataParallel.forward" in {each.key for each in profiler.key_averages()}
+            model.eval()
+            with torch.no_grad():
+                assert model(torch.ones(1, 2)).shape == (1, 2)
+    finally:
+        dist.destroy_process_group(group)
+
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)

@@ -5,8 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
+
+from tests.warm_python import WarmPython
 
 IS_FORKED = "import sys; print('torch' in sys.modules)"
 DESCRIBE = """
@@ -119,3 +122,17 @@ def test_what_a_fork_cannot_do_is_started():
     assert run("-X", "utf8", "-c", IS_FORKED).stdout == "False\n"
     assert run("-c", IS_FORKED, env={**os.environ, "PYTHONWARNINGS": "ignore"}).stdout == "False\n"
     assert subprocess.run(["true"], check=True).returncode == 0
+
+
+@pytest.mark.slow
+def test_the_server_outlives_the_thread_that_first_needed_it():
+    """The kernel would kill it with that thread."""
+    warm = WarmPython()
+    try:
+        with warm.patched():
+            thread = threading.Thread(target=run, args=("-c", ""))
+            thread.start()
+            thread.join()
+            assert run("-c", IS_FORKED).stdout == "True\n"
+    finally:
+        warm.close()

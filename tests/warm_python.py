@@ -36,7 +36,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -141,14 +141,30 @@ class WarmPython:
                 environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
                 # Without -P: forks would inherit it, and a notebook's kernel would omit its own folder from sys.path.
                 code = f"import sys; sys.path[0] = {str(ROOT)!r}; from tests.warm_python import main; main()"
-                server = _ColdPopen(
-                    [sys.executable, "-c", code, str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    env=environment | {"OPENBLAS_NUM_THREADS": "1"},  # no thread pool
-                )
-                self.server_pid = server.pid
+                command = [sys.executable, "-c", code, str(theirs.fileno())]
+                environment["OPENBLAS_NUM_THREADS"] = "1"  # no thread pool
+                _while_this_process_lives(lambda: self._start(command, theirs.fileno(), environment))
         return self._connection
+
+    def _start(self, command: list[str], connection: int, environment: dict[str, str]) -> None:
+        server = _ColdPopen(command, stdin=subprocess.DEVNULL, pass_fds=[connection], env=environment)
+        self.server_pid = server.pid
+
+
+def _while_this_process_lives(start: Callable[[], None]) -> None:
+    """Call `start` in a thread that does not end: the kernel kills the server with the thread that started it."""
+    if threading.current_thread() is threading.main_thread():
+        start()
+        return
+    has_started = threading.Event()
+
+    def run() -> None:
+        start()
+        has_started.set()
+        threading.Event().wait()
+
+    threading.Thread(target=run, daemon=True).start()
+    has_started.wait(timeout=60)
 
 
 class _ColdPopen(subprocess.Popen):  # type: ignore[type-arg]

@@ -1,4 +1,4 @@
-"""Catalyst's view of the machine: its GPUs, and whether optional packages are installed."""
+"""Catalyst's view of the machine: its GPUs, and which optional packages a program may use."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ __all__ = ["IS_CUDA_AVAILABLE", "NUM_CUDA_DEVICES", "SETTINGS"]
 
 IS_CUDA_AVAILABLE = torch.cuda.is_available()
 NUM_CUDA_DEVICES = torch.cuda.device_count()
-_PACKAGES = {"cv": "torchvision", "ml": "sklearn", "albu": "albumentations", "comet": "comet_ml"}
+_PACKAGES = {"cv": "torchvision", "ml": "sklearn", "albu": "albumentations"}
 _IN_TORCH = {"amp", "pruning", "quantization"}
+_SERVICES = {"comet", "mlflow", "neptune", "wandb"}
 
 
 class _Settings:
-    """``<package>_required`` is whether the package is installed.
+    """``<package>_required`` is whether the package is installed; False for services, whose loggers here take a logdir.
 
     >>> SETTINGS.amp_required, SETTINGS.no_such_package_required
     (True, False)
@@ -25,7 +26,8 @@ class _Settings:
         extra, suffix, rest = name.rpartition("_required")
         if not suffix or rest:
             raise AttributeError(f"{name}: settings have names such as ml_required")
-        return extra in _IN_TORCH or find_spec(_PACKAGES.get(extra, extra)) is not None
+        is_installed = extra in _IN_TORCH or find_spec(_PACKAGES.get(extra, extra)) is not None
+        return is_installed and extra not in _SERVICES
 
 
 SETTINGS = _Settings()

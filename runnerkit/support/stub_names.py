@@ -34,7 +34,10 @@ def names_of_stub(module: str) -> tuple[Callable[[str], Any], Callable[[], list[
         if name not in module_of:
             raise AttributeError(f"module {module!r} does not have the attribute {name!r}")
         source = import_module(module_of[name])
-        value = source if module_of[name] == f"{module}.{name}" else getattr(source, name)
+        if module_of[name] == f"{module}.{name}":
+            value = source
+        else:  # as `from package import name` does: a submodule need not have been imported
+            value = getattr(source, name) if hasattr(source, name) else import_module(f"{module_of[name]}.{name}")
         setattr(sys.modules[module], name, value)  # the next lookup does not reach this function
         return value
 

@@ -141,7 +141,7 @@ def test_on_gpus_batch_norms_are_synchronized(monkeypatch):
         given.append((args, kwargs))
         return SimpleNamespace(process_group=None)
 
-    monkeypatch.setattr("runnerkit.engines.ddp.DistributedDataParallel", wrapped)
+    monkeypatch.setattr("runnerkit.engines.ddp.UnrecordedDDP", wrapped)
     engine = mixed_precision.make_engine("ddp", dl.AMP(), device="cpu")
     engine.device = torch.device("cuda", 0)
 
