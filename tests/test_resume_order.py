@@ -40,6 +40,14 @@ def in_batches(length, *, size=BATCH, kind=RandomSampler):
     return DataLoader(data, batch_sampler=Batches(kind(data), size, drop_last=False))
 
 
+def in_files(**options):
+    data = classification(16)
+    files = dl.ShardedFiles(
+        range(4), lambda file: [data[4 * file + number] for number in range(4)], sizes=[4] * 4, **options
+    )
+    return DataLoader(files, BATCH)
+
+
 def fit(logdir, batches, *, stop_at=None, **options):
     """Train for two epochs, with a checkpoint after every other step; `stop_at` interrupts the run in that step."""
     callbacks = [dl.CheckpointCallback(logdir, content="runner", every_steps=2)]
@@ -71,6 +79,8 @@ CHANGES = {
         dl.TensorLoader(*classification(24).tensors, batch_size=BATCH),
         "16 samples.*24 samples",
     ),
+    "lanes of files": (in_files(lanes=(2, 1)), in_files(lanes=(4, 1)), r"lanes=\(2, 1\).*lanes=\(4, 1\)"),
+    "blocks of files": (in_files(shuffle=4), in_files(shuffle=2), "blocks=4.*blocks=2"),
 }
 
 

@@ -197,6 +197,21 @@ def test_predictions_come_in_the_order_of_the_files_unless_they_are_shuffled_or_
     assert ("shuffles: predictions come in its order" in caplog.text) != is_kept
 
 
+def test_blocks_are_read_one_after_another():
+    """Many lanes whose blocks began together would stop the training at once, and for long."""
+    files = Files([256] * 16)
+    loader = DataLoader(files.dataset(shuffle=64), batch_size=16, collate_fn=list)
+    batches, read = iter(batches_of(share(loader))), []
+
+    for _ in range(len(loader)):
+        before = files.num_read
+        next(batches)
+        read.append(files.num_read - before)
+
+    assert sum(read) == 16 * 256
+    assert max(read[16:]) <= 2 * 64
+
+
 def test_a_block_is_shuffled_well():
     """Each sample of a block is as likely at each place; the file's samples stay within their block."""
     orders = [in_order(simulated(Files([8]), batch_size=8, shuffle=4, lanes=(1, 1), epoch=each)) for each in range(800)]

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runnerkit.sampling.indexed.sampler import ShardedBatches, ShardedBatchSampler
+from runnerkit.sampling.orders import Order
 from runnerkit.sampling.share import PassPosition
 from runnerkit.seeding.generators import derive_seed
 
@@ -98,14 +99,21 @@ class LaneOrder(Sequence[Spot]):
         file = np.searchsorted(self._file_stops, number, side="right")
         begin = self._file_starts[file]
         together = self.shuffle or _TOGETHER
-        # Runs begin at multiples of `together` in each file, and end with their block, their file or their lane.
-        block = begin + (number - begin) // together * together
-        first = np.maximum(block, low)
+        # The shuffled blocks of lanes begin at different steps, so that a process reads one now and then: if it read
+        # those of all lanes at once, it would stop for them, and for Python to look for garbage among their samples.
+        shift = lane * together // (self.lanes * self.turns) if self.shuffle else 0
+        block = number - (number - begin + shift) % together
+        first = np.maximum(np.maximum(block, begin), low)  # a run ends with its block, its file or its lane
         last = np.minimum(np.minimum(block + together, self._file_stops[file]), high)
         _, samples, run = np.unique(first, return_index=True, return_inverse=True)
         columns = (self._files[file], first - begin, last - begin)
         runs = list(zip(*(column[samples].tolist() for column in columns), strict=True))
-        place = self._shuffled(lane, first, last, number, run) if self.shuffle else number - first
+        place = number - first
+        if self.shuffle:
+            firsts, sizes = first[samples], (last - first)[samples]
+            owners = zip(lane[samples].tolist(), firsts.tolist(), sizes.tolist(), strict=True)
+            orders = np.concatenate([self._permutation(*owner) for owner in owners])
+            place = orders[(np.cumsum(sizes) - sizes)[run] + place]
         return list(zip(lane.tolist(), place.tolist(), map(runs.__getitem__, run.tolist()), strict=True))
 
     def _places(self, positions: Ints) -> tuple[Ints, Ints, Ints, Ints]:
@@ -130,21 +138,12 @@ class LaneOrder(Sequence[Spot]):
             high = np.where(is_late, low + size + (column < num_longer), high)
         return lane, number, low, high
 
-    def _shuffled(self, lane: Ints, first: Ints, last: Ints, number: Ints, run: Ints) -> Ints:
-        """Return the place of each sample in its run, which is shuffled and begins with sample `first` of the epoch."""
-        by_run = np.argsort(run, kind="stable")
-        shuffled = np.empty_like(number)
-        for samples in np.split(by_run, np.cumsum(np.bincount(run))[:-1]):
-            at, begin = samples[0], int(first[samples[0]])
-            order = self._permutation(int(lane[at]), begin, int(last[at]))
-            shuffled[samples] = order[number[samples] - begin]
-        return shuffled
-
-    def _permutation(self, lane: int, begin: int, end: int) -> Ints:
+    def _permutation(self, lane: int, begin: int, size: int) -> Ints:
+        """Return the order of the samples in a lane's run, which begins with sample `begin` of the epoch."""
         known = self._permutations.get(lane)
         if known is None or known[0] != begin:
             draw = np.random.default_rng((self.seed, begin))
-            known = self._permutations[lane] = begin, draw.permutation(end - begin)
+            known = self._permutations[lane] = begin, draw.permutation(size)
         return known[1]
 
 
@@ -165,6 +164,9 @@ class LaneBatchSampler(ShardedBatchSampler):
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
         self._order_stride = self.stride
+
+    def described(self) -> Order:
+        return {**super().described(), "by": _kind(self.sampler)}
 
     def repeats_last(self) -> bool:
         """Return whether this process repeats its last batch, as the last step's samples belong to other processes.
@@ -217,6 +219,9 @@ class LaneBatches(ShardedBatches):
         super().__init__(dataset, **options)
         self.key, self.num_workers = key, num_workers
 
+    def described(self) -> Order:
+        return {**super().described(), "by": _kind(self.sampler)}
+
     def repeats_last(self) -> bool:
         """Return whether this process repeats its last item, as the last step's items belong to other processes."""
         num_left = len(self.sampler) - self.num_consumed
@@ -235,6 +240,14 @@ class LaneBatches(ShardedBatches):
         num_readers = _num_readers(order.lanes, self.world_size * max(1, self.num_workers))
         _warn_of_repeated_reads(order, num_readers, self)
         return order
+
+
+def _kind(dataset: Any) -> str:
+    """Return what determines the order of a data set of files, apart from seed and epoch."""
+    blocks = {"blocks": dataset.shuffle, "files": len(dataset.files)} if dataset.shuffle else {}
+    lanes = {} if dataset.lanes is None else {"lanes": dataset.lanes}
+    options = ", ".join(f"{name}={value}" for name, value in {**blocks, **lanes}.items())
+    return type(dataset).__name__ + (f"({options})" if options else "")
 
 
 def _repeat_last(batches: Iterator[Any], length: int) -> Iterator[Any]:
