@@ -329,7 +329,7 @@ def test_parameters_that_the_plan_does_not_divide():
     expected, metrics, _ = run_inner(dl.CPUEngine(), tied=True)
     assert (tied[0] - expected).abs().max() < 5e-5  # an embedding's values are large for a head: steps amplify rounding
     for each in (tied[1], tied_on_meta):
-        assert each[2]["train"]["loss"] == pytest.approx(metrics[2]["train"]["loss"], abs=1e-5)
+        assert each[2]["train"]["loss"] == pytest.approx(metrics[2]["train"]["loss"], abs=5e-5)
     assert "the gradient of 'norm.weight' differs between the processes that work on the s" in errors[0]
     assert "the loss differs between the processes that work on the same samples" in errors[1]
     assert "plan: tokens.weight and head.weight are one parameter, which must be divided" in errors[2]
