@@ -4,14 +4,14 @@ python -m benchmarks.files
 
 A pass is 64 files of 1,024 samples of 64 float32, with a step of the MLP of the step benchmarks on each batch of 32.
 All contenders run in each round, so that a slowdown of the machine affects all of them: with workers, one pass after
-the other; without, they take turns of 60 steps and are measured in CPU time, from the fifth step of a turn on, when the
-caches hold their data again. Prints the median and the range of the rounds, and the median of the ratios to the first
-contender within a round. The hand-written data set divides the files among the workers and shuffles blocks of 256
-samples, as ShardedFiles does within a lane. By default there is a lane for each file, so that batches mix 64 files; a
-hand-written shuffle buffer of as many samples is the equal. Streams that do not shuffle are compared with one that
-reads in order, as a block is filled at a stroke, which is faster. No hand-written data set has an order that is shared
-by other numbers of workers, or a position to resume from. Without workers the function calls of a step are counted too,
-those of the model included. `--write` writes the tables to RESULTS.md.
+the other; without, they take turns of 60 steps, in random order, and are measured in CPU time, from the fifth step of a
+turn on, when the caches hold their data again. Prints the median and the range of the rounds, and the median of the
+ratios to the first contender within a round. The hand-written data set divides the files among the workers and shuffles
+blocks of 256 samples, as ShardedFiles does within a lane. By default there is a lane for each file, so that batches mix
+64 files; a hand-written shuffle buffer of as many samples is the equal. Streams that do not shuffle are compared with
+one that reads in order, as a block is filled at a stroke, which is faster. No hand-written data set has an order that
+is shared by other numbers of workers, or a position to resume from. Without workers the function calls of a step are
+counted too, those of the model included. `--write` writes the tables to RESULTS.md.
 """
 
 import argparse
@@ -172,7 +172,7 @@ def table_of_turns(fields: dict[str, Contender], *, num_rounds: int) -> str:
         runs = {name: iter(contender()) for name, contender in fields.items()}
         rounds.append(dict.fromkeys(fields, 0.0))
         for turn in range(num_turns):
-            for name in [*fields] if turn % 2 else [*reversed(fields)]:
+            for name in random.Random(turn).sample([*fields], len(fields)):  # so that all run behind each other
                 _take(runs[name], COLD)
                 began = time.thread_time()
                 _take(runs[name], TURN - COLD)

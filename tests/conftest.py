@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish():
-    """Let collections pass over what the tests' modules hold, which stays until the end; they take a tenth of the time."""
+    """Let the garbage collector pass over what the tests' modules hold, which stays until the end."""
     gc.collect()
     gc.freeze()
 

@@ -106,16 +106,19 @@ class ShardedFiles(Dataset[Any]):
         if self._owner != os.getpid():  # a forked worker shares its parent's places in open files
             self._owner, self._cursors = os.getpid(), {}
         samples, cursors = [], self._cursors
-        for spot in spots:
-            lane, place, run = spot if isinstance(spot, tuple) else self._spot_of(spot)
+        known: Sequence[Any] = spots
+        if spots and not isinstance(spots[0], tuple):
+            known = [self._spot_of(number) for number in known]
+        for lane, place, run in known:
             cursor = cursors.get(lane)
             if cursor is None:
                 cursor = cursors[lane] = _Cursor(self)
-            if cursor.run != run or cursor.samples[place] is _END:
+            if cursor.run != run or (sample := cursor.samples[place]) is _END:
                 cursor.read(run)
+                sample = cursor.samples[place]
             # A sample that is fetched again is read again, as a transform or collate_fn may have modified it.
-            samples.append(cursor.samples[place])
             cursor.samples[place] = _END
+            samples.append(sample)
         return samples
 
     @property

@@ -11,9 +11,9 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, pairwise
 from math import gcd
-from typing import Any, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,21 @@ logger = logging.getLogger(__name__)
 Ints: TypeAlias = NDArray[np.int64]
 Run: TypeAlias = tuple[int, int, int]  # samples read together: file, and offsets of the first and behind the last
 Spot: TypeAlias = tuple[int, int, Run]  # of a sample: lane, place in its run, run
-_AHEAD = 1024  # positions that are computed at once
+_AHEAD = 4096  # positions that are computed at once
 _TOGETHER = 16  # samples of a file that are read together if they are not shuffled
+
+
+class _Spots(NamedTuple):
+    """Spots in columns: a tuple for each of thousands would let Python look for garbage."""
+
+    lanes: list[int]
+    places: list[int]
+    runs: list[Run]
+
+    def part(self, start: int, stop: int) -> list[Spot]:
+        """Return the spots from `start` up to, but not including, `stop`."""
+        batch = slice(start, stop)
+        return list(zip(self.lanes[batch], self.places[batch], self.runs[batch], strict=True))
 
 
 class LaneOrder(Sequence[Spot]):
@@ -61,7 +74,8 @@ class LaneOrder(Sequence[Spot]):
         self._num_rounds = self.num_samples // (stride * turns)
         self._permutations: dict[int, tuple[int, Ints]] = {}  # by lane: the first sample of its last run, and the order
         self._single: dict[int, Spot] = {}
-        self._computed: dict[tuple[int, int, int], list[Spot]] = {}
+        self._spots = _Spots([], [], [])
+        self._computed: dict[tuple[int, int, int], tuple[int, int]] = {}  # where in `_spots` those of a batch are
 
     def __len__(self) -> int:
         return self.num_samples
@@ -75,14 +89,14 @@ class LaneOrder(Sequence[Spot]):
             place = range(self.num_samples)[place]
             if place not in self._single:
                 ahead = range(place, self.num_samples, self.ahead)[:_AHEAD]
-                self._single = dict(zip(ahead, self._spots(np.asarray(ahead)), strict=True))
+                self._single = dict(zip(ahead, self._spots_at(np.asarray(ahead)).part(0, len(ahead)), strict=True))
             return self._single.pop(place)
         start, stop, step = place.indices(self.num_samples)
         if not range(start, stop, step):
             return []
         if (start, stop, step) not in self._computed:
             self._compute(start, stop, step)
-        return self._computed.pop((start, stop, step))  # a pass asks for each batch once
+        return self._spots.part(*self._computed.pop((start, stop, step)))  # a pass asks for each batch once
 
     def _compute(self, start: int, stop: int, step: int) -> None:
         """Compute this batch and the following ones of the same process: each call of NumPy costs a microsecond."""
@@ -91,10 +105,11 @@ class LaneOrder(Sequence[Spot]):
         while len(steps) * size < _AHEAD and steps[-1] + self.ahead <= self.num_samples:
             steps.append(steps[-1] + self.ahead)
         ranges = [(start + number * self.ahead, end, step) for number, end in enumerate(steps)]
-        spots = iter(self._spots(np.concatenate([np.arange(*each) for each in ranges])))
-        self._computed = {each: list(islice(spots, len(range(*each)))) for each in ranges}
+        self._spots = self._spots_at(np.concatenate([np.arange(*each) for each in ranges]))
+        ends = list(accumulate((len(range(*each)) for each in ranges), initial=0))
+        self._computed = dict(zip(ranges, pairwise(ends), strict=True))
 
-    def _spots(self, positions: Ints) -> list[Spot]:
+    def _spots_at(self, positions: Ints) -> _Spots:
         lane, number, low, high = self._places(positions)
         file = np.searchsorted(self._file_stops, number, side="right")
         begin = self._file_starts[file]
@@ -114,7 +129,7 @@ class LaneOrder(Sequence[Spot]):
             owners = zip(lane[samples].tolist(), firsts.tolist(), sizes.tolist(), strict=True)
             orders = np.concatenate([self._permutation(*owner) for owner in owners])
             place = orders[(np.cumsum(sizes) - sizes)[run] + place]
-        return list(zip(lane.tolist(), place.tolist(), map(runs.__getitem__, run.tolist()), strict=True))
+        return _Spots(lane.tolist(), place.tolist(), [runs[each] for each in run.tolist()])
 
     def _places(self, positions: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the lane of each position of the epoch, the number of its sample, and the lane's first and last one.
