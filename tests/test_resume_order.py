@@ -123,6 +123,17 @@ def test_the_same_data_resume(tmp_path, make):
     assert len(rest.dataset.read) == 8 + 16  # after the checkpoint of step 2
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [({"lanes": [2, 1], "shuffle": 2}, {"lanes": (2, 1), "shuffle": 2}), ({}, {"lanes": (1, 1)})],
+    ids=["list and tuple", "default"],
+)
+def test_the_same_lanes_resume(tmp_path, before, after):
+    interrupt(tmp_path, in_files(**before))
+
+    assert fit(tmp_path, in_files(**after)).epoch_step == 2
+
+
 def test_an_epoch_of_pieces_is_not_resumed_with_grown_data(tmp_path):
     """With `epoch_steps` a pass goes on after an epoch's end, which does not let its data grow either."""
     fit(tmp_path, plain(16), num_epochs=1, epoch_steps=3)

@@ -106,10 +106,8 @@ class ShardedFiles(Dataset[Any]):
         if self._owner != os.getpid():  # a forked worker shares its parent's places in open files
             self._owner, self._cursors = os.getpid(), {}
         samples, cursors = [], self._cursors
-        known: Sequence[Any] = spots
-        if spots and not isinstance(spots[0], tuple):
-            known = [self._spot_of(number) for number in known]
-        for lane, place, run in known:
+        for spot in spots:
+            lane, place, run = spot if isinstance(spot, tuple) else self._spot_of(spot)
             cursor = cursors.get(lane)
             if cursor is None:
                 cursor = cursors[lane] = _Cursor(self)

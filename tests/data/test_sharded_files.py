@@ -197,10 +197,13 @@ def test_predictions_come_in_the_order_of_the_files_unless_they_are_shuffled_or_
     assert ("shuffles: predictions come in its order" in caplog.text) != is_kept
 
 
-def test_blocks_are_read_one_after_another():
+@pytest.mark.parametrize(
+    "sizes", [[256] * 16, [2560] * 4, [16 * 700]], ids=["a lane each", "four lanes each", "one file"]
+)
+def test_blocks_are_read_one_after_another(sizes):
     """Many lanes whose blocks began together would stop the training at once, and for long."""
-    files = Files([256] * 16)
-    loader = DataLoader(files.dataset(shuffle=64), batch_size=16, collate_fn=list)
+    files = Files(sizes)
+    loader = DataLoader(files.dataset(shuffle=64, lanes=(16, 1)), batch_size=16, collate_fn=list)
     batches, read = iter(batches_of(share(loader))), []
 
     for _ in range(len(loader)):
@@ -208,8 +211,17 @@ def test_blocks_are_read_one_after_another():
         next(batches)
         read.append(files.num_read - before)
 
-    assert sum(read) == 16 * 256
+    assert sum(read) == sum(sizes)
     assert max(read[16:]) <= 2 * 64
+
+
+def test_a_block_of_a_whole_file_is_shuffled_whole():
+    """Every sample of a file may be its lane's first."""
+    options = {"batch_size": 4, "shuffle": 8, "lanes": (4, 1)}
+
+    firsts = [simulated(Files([8] * 4), epoch=epoch, **options)[0][0] for epoch in range(200)]
+
+    assert {number for batch in firsts for number in batch} == set(range(32))
 
 
 def test_a_block_is_shuffled_well():
@@ -435,6 +447,14 @@ def test_a_rank_of_thousands_needs_no_more_memory(world_size):
     assert len(own) == -(-files * 1000 // step)
     assert tracemalloc.get_traced_memory()[1] - before < 20e6 + 300 * step // world_size * 4
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter, torch.tensor, np.array])
+def test_without_a_runner_samples_have_numbers(kind):
+    """Whatever a batch sampler yields them in."""
+    loader = DataLoader(Files([3, 3]).dataset(), batch_sampler=[kind([1, 4])], collate_fn=list)
+
+    assert list(loader) == [[1, 4]]
 
 
 def labelled(number):

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runnerkit.sampling.indexed.sampler import ShardedBatches, ShardedBatchSampler
+from runnerkit.sampling.loader_members import DatasetMembers, SamplerMembers
 from runnerkit.sampling.orders import Order
 from runnerkit.sampling.share import PassPosition
 from runnerkit.seeding.generators import derive_seed
@@ -30,6 +31,7 @@ Run: TypeAlias = tuple[int, int, int]  # samples read together: file, and offset
 Spot: TypeAlias = tuple[int, int, Run]  # of a sample: lane, place in its run, run
 _AHEAD = 4096  # positions that are computed at once
 _TOGETHER = 16  # samples of a file that are read together if they are not shuffled
+_MANY = 4  # blocks of a file; in fewer, a shorter one would leave its samples less shuffled
 
 
 class _Spots(NamedTuple):
@@ -112,23 +114,18 @@ class LaneOrder(Sequence[Spot]):
     def _spots_at(self, positions: Ints) -> _Spots:
         lane, number, low, high = self._places(positions)
         file = np.searchsorted(self._file_stops, number, side="right")
-        begin = self._file_starts[file]
-        together = self.shuffle or _TOGETHER
-        # The shuffled blocks of lanes begin at different steps, so that a process reads one now and then: if it read
-        # those of all lanes at once, it would stop for them, and for Python to look for garbage among their samples.
-        shift = lane * together // (self.lanes * self.turns) if self.shuffle else 0
+        together = min(self.shuffle or _TOGETHER, self.num_samples)
+        begin = np.maximum(self._file_starts[file], low)  # of the lane's part of the file
+        end = np.minimum(self._file_stops[file], high)
+        # The blocks of different lanes begin at different steps: a process that read those of all its lanes at once
+        # would stop for them, and for Python to look for garbage. A part of few blocks is not worth shorter ones.
+        shift = np.where(end - begin >= _MANY * together, lane * together // (self.lanes * self.turns), 0)
         block = number - (number - begin + shift) % together
-        first = np.maximum(np.maximum(block, begin), low)  # a run ends with its block, its file or its lane
-        last = np.minimum(np.minimum(block + together, self._file_stops[file]), high)
+        first, last = np.maximum(block, begin), np.minimum(block + together, end)
         _, samples, run = np.unique(first, return_index=True, return_inverse=True)
-        columns = (self._files[file], first - begin, last - begin)
+        columns = (self._files[file], first - self._file_starts[file], last - self._file_starts[file])
         runs = list(zip(*(column[samples].tolist() for column in columns), strict=True))
-        place = number - first
-        if self.shuffle:
-            firsts, sizes = first[samples], (last - first)[samples]
-            owners = zip(lane[samples].tolist(), firsts.tolist(), sizes.tolist(), strict=True)
-            orders = np.concatenate([self._permutation(*owner) for owner in owners])
-            place = orders[(np.cumsum(sizes) - sizes)[run] + place]
+        place = self._shuffled(lane, first, last, number, run) if self.shuffle else number - first
         return _Spots(lane.tolist(), place.tolist(), [runs[each] for each in run.tolist()])
 
     def _places(self, positions: Ints) -> tuple[Ints, Ints, Ints, Ints]:
@@ -153,12 +150,21 @@ class LaneOrder(Sequence[Spot]):
             high = np.where(is_late, low + size + (column < num_longer), high)
         return lane, number, low, high
 
-    def _permutation(self, lane: int, begin: int, size: int) -> Ints:
-        """Return the order of the samples in a lane's run, which begins with sample `begin` of the epoch."""
+    def _shuffled(self, lane: Ints, first: Ints, last: Ints, number: Ints, run: Ints) -> Ints:
+        """Return the place of each sample in its run, which is shuffled and begins with sample `first` of the epoch."""
+        by_run = np.argsort(run, kind="stable")
+        shuffled = np.empty_like(number)
+        for samples in np.split(by_run, np.cumsum(np.bincount(run))[:-1]):
+            at, begin = samples[0], int(first[samples[0]])
+            order = self._permutation(int(lane[at]), begin, int(last[at]))
+            shuffled[samples] = order[number[samples] - begin]
+        return shuffled
+
+    def _permutation(self, lane: int, begin: int, end: int) -> Ints:
         known = self._permutations.get(lane)
         if known is None or known[0] != begin:
             draw = np.random.default_rng((self.seed, begin))
-            known = self._permutations[lane] = begin, draw.permutation(size)
+            known = self._permutations[lane] = begin, draw.permutation(end - begin)
         return known[1]
 
 
@@ -258,11 +264,12 @@ class LaneBatches(ShardedBatches):
 
 
 def _kind(dataset: Any) -> str:
-    """Return what determines the order of a data set of files, apart from seed and epoch."""
-    blocks = {"blocks": dataset.shuffle, "files": len(dataset.files)} if dataset.shuffle else {}
-    lanes = {} if dataset.lanes is None else {"lanes": dataset.lanes}
-    options = ", ".join(f"{name}={value}" for name, value in {**blocks, **lanes}.items())
-    return type(dataset).__name__ + (f"({options})" if options else "")
+    """Return what determines the order of a data set of files, apart from its length, seed and epoch."""
+    blocks, lanes = SamplerMembers(dataset).shuffle, DatasetMembers(dataset).lanes
+    is_plain = lanes is None or (not blocks and tuple(lanes) == (1, 1))
+    options = {"blocks": blocks or None, "lanes": None if is_plain else tuple(lanes)}
+    words = ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
+    return type(dataset).__name__ + (f"({words})" if words else "")
 
 
 def _repeat_last(batches: Iterator[Any], length: int) -> Iterator[Any]:
