@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 Ints: TypeAlias = NDArray[np.int64]
 Run: TypeAlias = tuple[int, int, int]  # samples read together: file, and offsets of the first and behind the last
 Spot: TypeAlias = tuple[int, int, Run]  # of a sample: lane, place in its run, run
-_AHEAD = 4096  # positions that are computed at once
+_AHEAD = 8192  # positions that are computed at once
 _TOGETHER = 16  # samples of a file that are read together if they are not shuffled
 _MANY = 4  # blocks of a file; in fewer, a shorter one would leave its samples less shuffled
 
@@ -93,12 +93,14 @@ class LaneOrder(Sequence[Spot]):
                 ahead = range(place, self.num_samples, self.ahead)[:_AHEAD]
                 self._single = dict(zip(ahead, self._spots_at(np.asarray(ahead)).part(0, len(ahead)), strict=True))
             return self._single.pop(place)
-        start, stop, step = place.indices(self.num_samples)
-        if not range(start, stop, step):
-            return []
-        if (start, stop, step) not in self._computed:
-            self._compute(start, stop, step)
-        return self._spots.part(*self._computed.pop((start, stop, step)))  # a pass asks for each batch once
+        batch = place.indices(self.num_samples)
+        where = self._computed.pop(batch, None)  # a pass asks for each batch once
+        if where is None:
+            if not range(*batch):
+                return []
+            self._compute(*batch)
+            where = self._computed.pop(batch)
+        return self._spots.part(*where)
 
     def _compute(self, start: int, stop: int, step: int) -> None:
         """Compute this batch and the following ones of the same process: each call of NumPy costs a microsecond."""
@@ -153,11 +155,14 @@ class LaneOrder(Sequence[Spot]):
     def _shuffled(self, lane: Ints, first: Ints, last: Ints, number: Ints, run: Ints) -> Ints:
         """Return the place of each sample in its run, which is shuffled and begins with sample `first` of the epoch."""
         by_run = np.argsort(run, kind="stable")
-        shuffled = np.empty_like(number)
-        for samples in np.split(by_run, np.cumsum(np.bincount(run))[:-1]):
-            at, begin = samples[0], int(first[samples[0]])
-            order = self._permutation(int(lane[at]), begin, int(last[at]))
-            shuffled[samples] = order[number[samples] - begin]
+        place = (number - first)[by_run]
+        ends = np.cumsum(np.bincount(run))
+        owners = (column[by_run[ends - 1]].tolist() for column in (lane, first, last))
+        for samples, *owner in zip(pairwise([0, *ends.tolist()]), *owners, strict=True):
+            of_run = slice(*samples)
+            place[of_run] = self._permutation(*owner)[place[of_run]]
+        shuffled = np.empty_like(place)
+        shuffled[by_run] = place
         return shuffled
 
     def _permutation(self, lane: int, begin: int, end: int) -> Ints:
@@ -265,10 +270,10 @@ class LaneBatches(ShardedBatches):
 
 def _kind(dataset: Any) -> str:
     """Return what determines the order of a data set of files, apart from its length, seed and epoch."""
-    blocks, lanes = SamplerMembers(dataset).shuffle, DatasetMembers(dataset).lanes
-    is_plain = lanes is None or (not blocks and tuple(lanes) == (1, 1))
-    options = {"blocks": blocks or None, "lanes": None if is_plain else tuple(lanes)}
-    words = ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
+    blocks, given = SamplerMembers(dataset).shuffle, DatasetMembers(dataset).lanes
+    lanes = () if given is None else tuple(given)
+    options = {"blocks": blocks, "lanes": lanes if blocks or lanes != (1, 1) else ()}
+    words = ", ".join(f"{name}={value}" for name, value in options.items() if value)
     return type(dataset).__name__ + (f"({words})" if words else "")
 
 
