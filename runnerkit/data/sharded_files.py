@@ -124,6 +124,12 @@ class ShardedFiles(Dataset[Any]):
         """Return whether the samples come in the order of the files."""
         return self.shuffle == 0 and self.lanes in (None, (1, 1))
 
+    @property
+    def order_options(self) -> dict[str, Any]:
+        """Return what determines the order, apart from the samples, seed and epoch."""
+        lanes = tuple(self.lanes or ())
+        return {"blocks": self.shuffle, "lanes": lanes if self.shuffle or lanes != (1, 1) else ()}
+
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_cursors": {}}  # open files do not travel to workers
 

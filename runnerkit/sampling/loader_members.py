@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from runnerkit.support.members import Member, Members
@@ -38,6 +38,7 @@ class SamplerMembers(Members):
         data_source, dataset: the data set that it was made for, in torch's samplers and in DistributedSampler.
         num_labels: length of the data set that it was made for, in samplers of runnerkit.
         replacement, shuffle: options that its order depends on.
+        order_options: these, in a data set of files.
         stride: samples, or whole batches, of all processes in a step, in shares of 0.1.
         position_after: tells a position in the data, in shares.
         recorded_share: the share whose batches it records.
@@ -50,6 +51,7 @@ class SamplerMembers(Members):
     num_labels = Member[int | None](None)
     replacement = Member[Any](False)
     shuffle = Member[Any](False)
+    order_options = Member[Mapping[str, Any] | None](None)
     batch_size = Member[int | None](None)
     drop_last = Member[bool | None](None)
     stride = Member(1)

@@ -19,8 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runnerkit.sampling.indexed.sampler import ShardedBatches, ShardedBatchSampler
-from runnerkit.sampling.loader_members import DatasetMembers, SamplerMembers
-from runnerkit.sampling.orders import Order
 from runnerkit.sampling.share import PassPosition
 from runnerkit.seeding.generators import derive_seed
 
@@ -117,7 +115,8 @@ class LaneOrder(Sequence[Spot]):
         lane, number, low, high = self._places(positions)
         file = np.searchsorted(self._file_stops, number, side="right")
         together = min(self.shuffle or _TOGETHER, self.num_samples)
-        begin = np.maximum(self._file_starts[file], low)  # of the lane's part of the file
+        start = self._file_starts[file]
+        begin = np.maximum(start, low)  # of the lane's part of the file
         end = np.minimum(self._file_stops[file], high)
         # The blocks of different lanes begin at different steps: a process that read those of all its lanes at once
         # would stop for them, and for Python to look for garbage. A part of few blocks is not worth shorter ones.
@@ -125,7 +124,7 @@ class LaneOrder(Sequence[Spot]):
         block = number - (number - begin + shift) % together
         first, last = np.maximum(block, begin), np.minimum(block + together, end)
         _, samples, run = np.unique(first, return_index=True, return_inverse=True)
-        columns = (self._files[file], first - self._file_starts[file], last - self._file_starts[file])
+        columns = (self._files[file], first - start, last - start)
         runs = list(zip(*(column[samples].tolist() for column in columns), strict=True))
         place = self._shuffled(lane, first, last, number, run) if self.shuffle else number - first
         return _Spots(lane.tolist(), place.tolist(), [runs[each] for each in run.tolist()])
@@ -191,9 +190,6 @@ class LaneBatchSampler(ShardedBatchSampler):
         super().set_epoch(epoch)
         self._order_stride = self.stride
 
-    def described(self) -> Order:
-        return {**super().described(), "by": _kind(self.sampler)}
-
     def repeats_last(self) -> bool:
         """Return whether this process repeats its last batch, as the last step's samples belong to other processes.
 
@@ -245,9 +241,6 @@ class LaneBatches(ShardedBatches):
         super().__init__(dataset, **options)
         self.key, self.num_workers = key, num_workers
 
-    def described(self) -> Order:
-        return {**super().described(), "by": _kind(self.sampler)}
-
     def repeats_last(self) -> bool:
         """Return whether this process repeats its last item, as the last step's items belong to other processes."""
         num_left = len(self.sampler) - self.num_consumed
@@ -266,15 +259,6 @@ class LaneBatches(ShardedBatches):
         num_readers = _num_readers(order.lanes, self.world_size * max(1, self.num_workers))
         _warn_of_repeated_reads(order, num_readers, self)
         return order
-
-
-def _kind(dataset: Any) -> str:
-    """Return what determines the order of a data set of files, apart from its length, seed and epoch."""
-    blocks, given = SamplerMembers(dataset).shuffle, DatasetMembers(dataset).lanes
-    lanes = () if given is None else tuple(given)
-    options = {"blocks": blocks, "lanes": lanes if blocks or lanes != (1, 1) else ()}
-    words = ", ".join(f"{name}={value}" for name, value in options.items() if value)
-    return type(dataset).__name__ + (f"({words})" if words else "")
 
 
 def _repeat_last(batches: Iterator[Any], length: int) -> Iterator[Any]:

@@ -115,7 +115,7 @@ class IndexedShare(DividedShare, Sampler[Any]):
     def described(self) -> Order:
         inner = self.sampler.sampler if isinstance(self.sampler, BatchSampler) else self.sampler
         members = SamplerMembers(inner)
-        options = {"replacement": members.replacement, "shuffle": members.shuffle}
+        options = members.order_options or {"replacement": members.replacement, "shuffle": members.shuffle}
         words = ", ".join(f"{name}={value}" for name, value in options.items() if value)
         return {
             "length": len(self.sampler),
