@@ -15,7 +15,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from runnerkit.sampling.indexed.lane_order import LaneOrder, Run, Spot
-from runnerkit.sampling.lanes import check_lanes, check_step, default_lanes
+from runnerkit.sampling.lanes import check_step, checked_lanes, default_lanes
 from runnerkit.seeding.generators import CPUState
 from runnerkit.support.arguments import check_integers
 from runnerkit.support.iterators import started
@@ -76,10 +76,9 @@ class ShardedFiles(Dataset[Any]):
         if not self.files:
             raise ValueError(f"ShardedFiles needs files, got {files!r}, which names none")
         check_integers(self, least=0, shuffle=shuffle)
-        check_lanes(lanes)
         self.read, self.transform = read, transform
         self.shuffle = shuffle
-        self.lanes = lanes
+        self.lanes = checked_lanes(lanes)
         self._can_seek = _takes_start(read)
         self.sizes = self._checked_sizes(sizes)
         self._stops = np.cumsum(self.sizes)
@@ -146,7 +145,8 @@ class ShardedFiles(Dataset[Any]):
         if stride is None:
             lanes, turns, stride = lanes * turns, 1, lanes * turns
         check_step(stride, lanes, turns)
-        return LaneOrder(self.sizes, lanes=lanes, turns=turns, stride=stride, shuffle=self.shuffle, seed=seed)
+        shuffle = min(self.shuffle, int(self.sizes.max()))  # a block is at most a file
+        return LaneOrder(self.sizes, lanes=lanes, turns=turns, stride=stride, shuffle=shuffle, seed=seed)
 
     def _spot_of(self, number: int) -> Spot:
         number = range(len(self))[number]

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from math import gcd
+from numbers import Integral
 from typing import Any
 
 
-def check_lanes(lanes: Any) -> None:
-    """Raise unless `lanes` is None or two numbers.
+def checked_lanes(lanes: Any) -> tuple[int, int] | None:
+    """Return lanes that a user chose as a tuple of int; None if it is None.
 
     Raises:
         ValueError: with what was passed.
     """
     if lanes is None:
-        return
-    is_pair = isinstance(lanes, tuple | list) and len(lanes) == 2 and all(type(each) is int for each in lanes)
-    if not is_pair or min(lanes) < 1:
+        return None
+    is_pair = isinstance(lanes, tuple | list) and len(lanes) == 2
+    if not is_pair or any(isinstance(each, bool) or not isinstance(each, Integral) or each < 1 for each in lanes):
         raise ValueError(f"lanes must be (processes, workers), two numbers >= 1, got {lanes!r}")
+    return int(lanes[0]), int(lanes[1])
 
 
 def check_step(stride: int, lanes: int, turns: int, *, key: str = "") -> None:

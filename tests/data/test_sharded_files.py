@@ -224,6 +224,16 @@ def test_a_block_of_a_whole_file_is_shuffled_whole():
     assert {number for batch in firsts for number in batch} == set(range(32))
 
 
+def test_numbers_of_any_integer_type_are_taken():
+    """A block larger than any file is the file, and a checkpoint names NumPy's numbers as Python's."""
+    files, of_numpy = Files([8, 8]), (np.int64(2), np.int64(1))
+
+    order = simulated(files, batch_size=4, shuffle=2**80, lanes=of_numpy)
+
+    assert order == simulated(files, batch_size=4, shuffle=8, lanes=(2, 1))
+    assert repr(files.dataset(lanes=of_numpy).lanes) == "(2, 1)"
+
+
 def test_a_block_is_shuffled_well():
     """Each sample of a block is as likely at each place; the file's samples stay within their block."""
     orders = [in_order(simulated(Files([8]), batch_size=8, shuffle=4, lanes=(1, 1), epoch=each)) for each in range(800)]

@@ -4,6 +4,7 @@ import logging
 import time
 import tracemalloc
 
+import numpy as np
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -161,6 +162,17 @@ def test_wrong_lanes_are_named(folder, lanes):
 
     with pytest.raises(ValueError, match=r"lanes must be \(processes, workers\), two numbers >= 1, got"):
         shares(DataLoader(stream, 4), 1, training=False)
+
+
+def test_lanes_may_be_numbers_of_numpy(folder):
+    """In a list or a tuple."""
+    orders = []
+    for lanes in ((2, 2), [np.int64(2), np.int64(2)]):
+        stream = hugging_face(folder, augmented)
+        stream.lanes = lanes
+        orders.append(numbers(shares(DataLoader(stream, 4, collate_fn=list), 1, training=False)))
+
+    assert orders[0] == orders[1]
 
 
 class SplitsItself(IterableDataset):

@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from runnerkit.sampling.feed import with_feed
-from runnerkit.sampling.lanes import can_divide, check_lanes, check_step, default_lanes, even_lanes
+from runnerkit.sampling.lanes import can_divide, check_step, checked_lanes, default_lanes, even_lanes
 from runnerkit.sampling.orders import PREDICT
 from runnerkit.sampling.streams.lane_stream import LaneStream
 from runnerkit.sampling.streams.sharded_stream import ShardedStream
@@ -91,10 +91,10 @@ def _lanes_of(
         return None, "leave out with_epoch and repeat to read each sample once (docs/streams.md)"
     if shards is None or shards.num_shards < 2:
         return None, "if its data are in files, use ShardedFiles, which reads each sample once (docs/streams.md)"
-    check_lanes(shards.lanes)
-    if shards.lanes is None and key == PREDICT:
+    given = checked_lanes(shards.lanes)
+    if given is None and key == PREDICT:
         return None, "a prediction keeps its order, unless it has lanes = (processes, workers) (docs/streams.md)"
-    if shards.lanes is not None and tuple(shards.lanes) == (1, 1):
+    if given == (1, 1):
         return None, "lanes = (1, 1) keeps its order; leave that out to read each sample once (docs/streams.md)"
     if not endless and loader.drop_last:
         return None, "leave out drop_last to read each sample once (docs/streams.md)"
@@ -102,9 +102,9 @@ def _lanes_of(
         "stride": None if loader.batch_size is None else loader.batch_size * world_size,
         "world_size": world_size, "num_workers": loader.num_workers,
     }  # fmt: skip
-    if shards.lanes is None:
+    if given is None:
         return _default_lanes_of(shards.num_shards, endless=endless, key=key if warns else None, **job)
-    lanes, turns = shards.lanes
+    lanes, turns = given
     if lanes * turns > shards.num_shards:
         raise ValueError(
             f"loader {key!r}: lanes=({lanes}, {turns}) need {lanes * turns} shards, and its stream has "
@@ -117,7 +117,7 @@ def _lanes_of(
             f"they cannot divide its {lanes} x {turns} lanes: set lanes = (a multiple of the processes, a multiple of "
             "the workers) on the data set"
         )
-    return (lanes, turns), ""
+    return given, ""
 
 
 def _default_lanes_of(
