@@ -20,7 +20,7 @@ from runnerkit.engines.launch.process_group_engine import ProcessGroupEngine
 from runnerkit.engines.launch.ray_launcher import RayLauncher
 from runnerkit.errors import did_you_mean
 from runnerkit.precision_names import precision_by_name
-from runnerkit.support.accelerator import default_device
+from runnerkit.support.accelerator import get_device
 
 __all__ = ["choose_engine"]
 
@@ -65,7 +65,7 @@ def engine_by_name(
         is_device = re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", name) is not None
         raise ValueError(found + (f"; write dl.DeviceEngine({name!r})" if is_device else did_you_mean(name, ENGINES)))
     engine, options = ENGINES[name], dict[str, Any]()
-    if engine is GPUEngine and default_device().type == "cpu":
+    if engine is GPUEngine and get_device().type == "cpu":
         raise ValueError(f"engine {name!r} needs a GPU and torch sees none; use 'cpu'")
     if num_processes is not None:
         if "num_processes" not in inspect.signature(engine).parameters:

@@ -12,7 +12,7 @@ from runnerkit.engines.data_parallel import DataParallelEngine
 from runnerkit.engines.ddp import DistributedDataParallelEngine
 from runnerkit.engines.device import CPUEngine, GPUEngine
 from runnerkit.precision_names import PRECISION_NAMES, precision_by_name, precision_called, suggested_precision
-from runnerkit.support.accelerator import default_device
+from runnerkit.support.accelerator import get_device
 from runnerkit.support.arguments import check_flags
 
 __all__ = ["get_available_engine"]
@@ -71,7 +71,7 @@ def get_available_engine(
     chosen = precision_by_name(name) if name is not None else None
     if ddp:
         return DistributedDataParallelEngine(device="cpu" if cpu else None, precision=chosen)
-    if cpu or default_device().type == "cpu":
+    if cpu or get_device().type == "cpu":
         return CPUEngine(precision=chosen)
     if torch.cuda.device_count() > 1:
         return DataParallelEngine(precision=chosen)

@@ -30,22 +30,6 @@ __all__ = [
     "ISchedulerCallback",
 ]
 
-EVENTS = (
-    "on_experiment_start",
-    "on_stage_start",
-    "on_epoch_start",
-    "on_loader_start",
-    "on_batch_start",
-    "on_batch_end",
-    "on_loader_end",
-    "on_validation_end",
-    "on_step_end",
-    "on_epoch_end",
-    "on_stage_end",
-    "on_experiment_end",
-    "on_exception",
-)
-
 
 class CallbackOrder(IntEnum):
     """The order of callbacks within one event; any int in between is valid. Names are the same in lower case.
@@ -125,6 +109,9 @@ class IListener(ABC):
         """Check if `event` is overridden by the class or on the object; called once per stage."""
         method = method_of(self, event)
         return not isinstance(method, MethodType) or method.__func__ is not vars(IListener)[event]
+
+
+EVENTS = tuple(name for name in vars(IListener) if name.startswith("on_"))
 
 
 def method_of(listener: IListener, event: str) -> Callable[[IRunner], None]:

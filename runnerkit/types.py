@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -20,7 +20,6 @@ OneOrMany: TypeAlias = T | dict[str, Any]
 Batch: TypeAlias = Any  # any value that the loader yields
 Scalar: TypeAlias = Tensor | float  # a () tensor, or a Python number
 Metrics: TypeAlias = dict[str, float]
-Loaders: TypeAlias = Mapping[str, Iterable[Any]]
 Model: TypeAlias = OneOrMany[nn.Module]
 Criterion: TypeAlias = OneOrMany[Callable[..., Tensor]]
 Optimizers: TypeAlias = OneOrMany[Optimizer]

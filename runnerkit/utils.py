@@ -9,7 +9,7 @@ from runnerkit.checkpoints.pretrained_export import export_pretrained
 from runnerkit.checkpoints.weights import export_safetensors
 from runnerkit.engines.choose import get_available_engine
 from runnerkit.engines.process_environment import get_rank
-from runnerkit.loop.environment import describe_environment, get_device
+from runnerkit.loop.environment import describe_environment
 from runnerkit.models.layer_table import summarize
 from runnerkit.models.magnitude_pruning import prune_model
 from runnerkit.models.parameters import get_nn_from_ddp_module, set_requires_grad, soft_update
@@ -17,6 +17,7 @@ from runnerkit.models.quantization import quantize_model
 from runnerkit.models.tracing import onnx_export, quantize_onnx, trace_model
 from runnerkit.seeding.generators import set_global_seed
 from runnerkit.seeding.initialization import initialize_parameters, parameters_on_meta
+from runnerkit.support.accelerator import get_device
 
 __all__ = [
     "average_weights",

@@ -22,7 +22,7 @@ from runnerkit.engines.launch.ray_launcher import RayLauncher
 from runnerkit.engines.launch.several_processes import SeveralProcessesEngine
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.job_process import Launcher
-from runnerkit.support.accelerator import default_device
+from runnerkit.support.accelerator import get_device
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class ProcessGroupEngine(SeveralProcessesEngine, ABC):
         super().check()
         if self._given_launcher is not None:
             self._given_launcher.check()
-        device = default_device()
+        device = get_device()
         if self._wanted_device is None and device.type not in ("cpu", "cuda"):
             logger.warning(
                 "%s uses the CPU, as training in several processes on %s was never tried: without ddp=True, one "

@@ -10,7 +10,7 @@ import torch
 from runnerkit.engine import EngineOptions, IEngine
 from runnerkit.engines.process_environment import ProcessEnvironment
 from runnerkit.job_process import Launcher
-from runnerkit.support.accelerator import default_device, is_missing
+from runnerkit.support.accelerator import get_device, is_missing
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class SingleProcessEngine(IEngine):
         return super().launcher()
 
     def _choose_device(self) -> torch.device:
-        device = default_device() if self._wanted_device is None else torch.device(self._wanted_device)
+        device = get_device() if self._wanted_device is None else torch.device(self._wanted_device)
         if is_missing(device):
             of_type = "" if device.type == "cuda" else f" of type {device.type!r}"
             raise RuntimeError(

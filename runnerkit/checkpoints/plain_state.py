@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import io
 from collections import Counter, OrderedDict
-from copy import copy as shallow_copy
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from runnerkit.support.plain_values import of_same_type
+from runnerkit.support.device_move import rebuilt
 
 _SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes})
 _DICTS = (OrderedDict, Counter, dict)  # types that torch.load(weights_only=True) restores; the first match counts
@@ -135,11 +135,6 @@ def copied(state: Any, *, known: dict[Any, torch.Tensor] | None = None) -> Any:
         if identity not in known or not state.numel():
             known[identity] = state.detach().to("cpu", copy=True)
         return known[identity]
-    if isinstance(state, dict):
-        copy = shallow_copy(state)  # with the module versions, an attribute of a model's state dict
-        for key, value in state.items():  # a Counter's update() would add
-            copy[key] = copied(value, known=known)
-        return copy
-    if isinstance(state, list | tuple):
-        return of_same_type(state, [copied(value, known=known) for value in state])
+    if isinstance(state, dict | list | tuple):
+        return rebuilt(state, partial(copied, known=known))
     return deepcopy(state)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sized
-from typing import Any
+from typing import Any, cast
 
-from torch.utils.data import Dataset, DistributedSampler, Sampler
+from torch.utils.data import DistributedSampler, Sampler
 
 from runnerkit.sampling.epochs import set_epoch
 from runnerkit.sampling.indexed.sampler import seeded_order
@@ -44,7 +44,7 @@ class DistributedSamplerWrapper(DistributedSampler[int]):
     ) -> None:
         if not isinstance(sampler, Sized):
             raise TypeError(f"{type(sampler).__name__} does not have a length, so its samples cannot be sharded")
-        super().__init__(_Places(sampler), num_replicas=num_replicas, rank=rank, shuffle=shuffle)
+        super().__init__(cast(Any, sampler), num_replicas=num_replicas, rank=rank, shuffle=shuffle)
         self.sampler = sampler
 
     def set_epoch(self, epoch: int) -> None:
@@ -57,13 +57,3 @@ class DistributedSamplerWrapper(DistributedSampler[int]):
     def __iter__(self) -> Iterator[int]:
         order = seeded_order(self.sampler, derive_seed(self.seed, "order", self.epoch))
         return (order[place] for place in super().__iter__())
-
-
-class _Places(Dataset[Any]):
-    """A data set with the length of a sampler."""
-
-    def __init__(self, sampler: Sized) -> None:
-        self._sampler = sampler
-
-    def __len__(self) -> int:
-        return len(self._sampler)

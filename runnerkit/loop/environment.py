@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from runnerkit.engine import IEngine
-from runnerkit.support.accelerator import default_device, gpu_names
+from runnerkit.support.accelerator import gpu_names
 from runnerkit.support.git_state import describe_commit
 from runnerkit.support.redaction import redacted_command
 from runnerkit.version import __version__
@@ -51,12 +51,3 @@ def describe_environment(engine: IEngine | None = None, *, seed: int | None = No
     if seed is not None:
         facts["seed"] = seed
     return facts
-
-
-def get_device() -> torch.device:
-    """Return torch's accelerator (CUDA, MPS or XPU) if there is one, otherwise the CPU.
-
-    >>> get_device().type in ("cpu", "cuda", "mps", "xpu")
-    True
-    """
-    return default_device()

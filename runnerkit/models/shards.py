@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from copy import copy
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from runnerkit.support import torch_internals
+from runnerkit.support.device_move import rebuilt
 
 
 def local(shard: Tensor) -> Tensor:
@@ -73,11 +74,4 @@ def _whole_state(state: Any, *, known: dict[int, Tensor]) -> Any:
         if id(state) not in known:  # moved one by one: together they may be larger than the device
             known[id(state)] = whole(state).cpu()
         return known[id(state)]
-    if isinstance(state, dict):
-        gathered = copy(state)  # with the module versions, an attribute of a model's state dict
-        for key, value in state.items():
-            gathered[key] = _whole_state(value, known=known)
-        return gathered
-    if type(state) in (list, tuple):
-        return type(state)(_whole_state(each, known=known) for each in state)
-    return state
+    return rebuilt(state, partial(_whole_state, known=known)) if isinstance(state, dict | list | tuple) else state

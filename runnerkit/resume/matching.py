@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -14,8 +13,6 @@ from torch import nn
 from runnerkit.callback import ICallback, innermost
 from runnerkit.checkpoints.weights import listed
 from runnerkit.types import StateDict, as_dict, groups_of
-
-logger = logging.getLogger(__name__)
 
 Names = list[list[str]]  # of the parameters in each group of an optimizer; "" if they belong to no module
 

@@ -8,10 +8,10 @@ from torch import Tensor
 _GPUS = ("cuda", "mps", "xpu")
 
 
-def default_device() -> torch.device:
-    """Return torch's accelerator if this machine has one, else the CPU.
+def get_device() -> torch.device:
+    """Return torch's accelerator (CUDA, MPS or XPU) if this machine has one, otherwise the CPU.
 
-    >>> default_device().type in ("cpu", "cuda", "mps", "xpu")
+    >>> get_device().type in ("cpu", "cuda", "mps", "xpu")
     True
     """
     # Without the check, a torch built for CUDA names CUDA on machines without a GPU.
@@ -31,7 +31,7 @@ def is_missing(device: torch.device) -> bool:
 
 def gpu_names() -> list[str]:
     """Return the name of each GPU, in the order of their indices."""
-    device = default_device()
+    device = get_device()
     if device.type not in _GPUS:
         return []
     if device.type == "mps":

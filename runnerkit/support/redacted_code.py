@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from runnerkit.support.redaction import HIDDEN, redacted
+from runnerkit.support.redaction import HIDDEN, is_credential, redacted
 
 _LONGEST_LINE = 1_000  # characters; longer lines are data, over which patterns would take long
 # Patterns are compiled when first used. No name is looked for within a name, which would take quadratic time.
@@ -49,7 +49,7 @@ def redacted_lines(lines: Iterable[str]) -> Iterator[str]:
             yield _redacted(line, beginning) + (f" ... {rest:,} more characters" if rest > 0 else "")
         is_key = is_key and "-----END" not in line
         opened = re.search(_OPEN, text)
-        is_value = opened is not None and _is_credential(opened[1] or opened[2])
+        is_value = opened is not None and is_credential(opened[1] or opened[2])
 
 
 def _redacted(line: str, beginning: str) -> str:
@@ -77,8 +77,4 @@ def _hidden_option(found: re.Match[str]) -> str:
 
 
 def _hidden(name: str, value: str) -> str:
-    return str(redacted({name: value})[name]) if _is_credential(name) else value
-
-
-def _is_credential(name: str) -> bool:
-    return bool(redacted({name: "x"})[name] == HIDDEN)
+    return str(redacted({name: value})[name]) if is_credential(name) else value

@@ -84,25 +84,25 @@ def redacted_command(words: Iterable[str]) -> list[str]:
     copy, option = list[str](), ""
     for word in words:
         name, equals, value = word.partition("=")
-        if equals and _is_credential(name):
+        if equals and is_credential(name):
             copy.append(f"{name}={_redacted_at(name, value)}")
         else:
             copy.append(_redacted_at(option, word) if not word.startswith("--") else redacted(word))
-        is_value = word.startswith("-") and not word.startswith("--") and _is_credential(option)
+        is_value = word.startswith("-") and not word.startswith("--") and is_credential(option)
         option = word if word.startswith("-") and not equals and not is_value else ""
     return copy
 
 
 def _redacted_at(name: str, value: Any, depth: int = 0) -> Any:
     is_safe = value is None or isinstance(value, bool) or (isinstance(value, str) and _FROM_ENVIRONMENT in value)
-    return HIDDEN if _is_credential(name) and not is_safe else redacted(value, depth)
+    return HIDDEN if is_credential(name) and not is_safe else redacted(value, depth)
 
 
 def _redacted_text(text: str) -> str:
     text = re.sub(_TEXT, HIDDEN, text, flags=re.IGNORECASE)
     parts, place = list[str](), 0
     for named in re.finditer(_NAME_IN_TEXT, text, flags=re.IGNORECASE):
-        if named.start() < place or not _is_credential(named[1]):
+        if named.start() < place or not is_credential(named[1]):
             continue
         if (found := re.compile(_VALUE_IN_TEXT).match(text, named.end())) is None:
             continue
@@ -113,6 +113,7 @@ def _redacted_text(text: str) -> str:
     return "".join([*parts, text[place:]])
 
 
-def _is_credential(name: str) -> bool:
+def is_credential(name: str) -> bool:
+    """Return whether what has this name is hidden."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_").strip("_")
     return re.search(_NAME, re.split(r"[./]", words)[-1]) is not None
