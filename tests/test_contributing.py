@@ -2,14 +2,14 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.checkout import ROOT, copy_of_checkout
+
 RECIPE = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 USE = """
 import os
@@ -43,17 +43,6 @@ runner = dl.SupervisedRunner().train(
 )
 assert runner.epoch_metrics["valid"]["largest_batch"] == 4
 """
-
-
-def copy_of_checkout(folder: Path) -> Path:
-    """Copy what git would commit: tracked and new files, links included."""
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, names.split("\0")):
-        if os.path.lexists(ROOT / name):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
-    return folder
 
 
 @pytest.mark.slow

@@ -58,6 +58,7 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
     They need what `runnerkit[all]` installs: a page that needs torchvision names the extra `vision`.
     """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUNNERKIT_STAGING", str(tmp_path / "staging"))  # the usual one is that of all runs of the user
     namespace = {"__name__": "__main__"}
     if any(needs(page, package) for package in ("torchvision", "transformers")):
         import_torchvision()  # transformers imports it where it is installed

@@ -36,6 +36,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     git(folder, "add", "-A")
     git(folder, "commit", "--quiet", "-m", "first")
     monkeypatch.setattr(sys, "argv", [str(folder / "train.py")])
+    monkeypatch.setattr(git_state, "_TIMEOUT_S", 60.0)
     return folder
 
 

@@ -1,5 +1,6 @@
 """Tests that a data loader's worker process obeys its owner under any start method."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -97,10 +98,11 @@ def test_ranks_read_a_data_set_of_the_script_where_a_fork_server_is_the_default(
 
 
 class Ends(Dataset):
-    """A data set that kills its reader, or raises an error of connections itself."""
+    """A data set that kills its reader once `may_die` is set, or raises an error of connections itself."""
 
     def __init__(self, error=None):
         self.error = error
+        self.may_die = multiprocessing.Event()
 
     def __len__(self):
         return 1
@@ -108,13 +110,16 @@ class Ends(Dataset):
     def __getitem__(self, index):
         if self.error is not None:
             raise self.error
+        self.may_die.wait()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_killed_worker_is_named_although_torch_told_it_where_nobody_heard():
     """An error that a signal's handler raises within a finalizer is printed, and lost."""
-    batches = iter(DataLoader(Ends(), num_workers=1))
-    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    data = Ends()
+    batches = iter(DataLoader(data, num_workers=1))
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # before the worker ends
+    data.may_die.set()
 
     def first_symptom():
         while is_alive(psutil.Process(batches._workers[0].pid)):

@@ -12,9 +12,9 @@ import pytest
 
 from runnerkit.commands.docs_pages import llms_txt
 from runnerkit.version import __version__
+from tests.checkout import ROOT, committed, copy_of_checkout
 from tests.layers import modules
 
-ROOT = Path(__file__).parents[1]
 USE = (
     "import runnerkit, runnerkit.engines, runnerkit.callbacks.checkpoint, runnerkit.loggers;"
     "import runnerkit.contrib, runnerkit.data;"
@@ -33,19 +33,12 @@ def run(*command, cwd, **variables):
     return done.stdout.strip()
 
 
-def committed():
-    """Return the files that git would commit, as relative paths; links among them are left out."""
-    if not (ROOT / ".git").exists():
-        pytest.skip("needs the repository, to know its files")
-    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT).splitlines()
-    return {name for name in listed if (ROOT / name).is_file() and not (ROOT / name).is_symlink()}
-
-
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory):
     """Build the sdist, and the wheel from it; return their folder."""
     folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    checkout = copy_of_checkout(tmp_path_factory.mktemp("checkout"))
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, checkout, cwd=folder)
     return folder
 
 
@@ -77,7 +70,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(dist, tmp_path):
     assert not any(each.issym() or each.islnk() for each in sources.values())
     copies = "runnerkit/engines", "runnerkit/callbacks", "runnerkit/docs"
     assert [name for name in sources if name.startswith(copies)] == []
-    assert committed() - NOT_IN_SDIST - sources.keys() == set()
+    files = {name for name in committed() if not (ROOT / name).is_symlink()}
+    assert files - NOT_IN_SDIST - sources.keys() == set()
     assert (tmp_path / "site" / "runnerkit" / "llms.txt").read_text(encoding="utf-8") == llms_txt()
     assert run(sys.executable, "-P", "-c", site + DOCS, cwd=tmp_path) == (ROOT / "docs" / "cli.md").read_text().strip()
     assert Path(where).is_relative_to(tmp_path / "site")
@@ -99,24 +93,20 @@ def editable_install(source, folder):
 @pytest.mark.slow
 def test_an_editable_install_works_from_elsewhere(tmp_path):
     """An editable install in a new virtual environment imports the folders of the checkout."""
-    python = editable_install(ROOT, tmp_path)
+    checkout = copy_of_checkout(tmp_path / "checkout")
+    python = editable_install(checkout, tmp_path)
 
-    where = run(python, "-P", "-c", USE, cwd=tmp_path)
-    version = run(tmp_path / "venv" / "bin" / "runnerkit", "--version", cwd=tmp_path)
+    where = run(python, "-P", "-c", USE, cwd=tmp_path, PYTHONPATH="")
+    version = run(tmp_path / "venv" / "bin" / "runnerkit", "--version", cwd=tmp_path, PYTHONPATH="")
 
-    assert Path(where).resolve() == ROOT / "engines" / "__init__.py"
+    assert Path(where).resolve() == checkout / "engines" / "__init__.py"
     assert version.startswith("runnerkit 0.")
 
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory):
     """Return a repository of this checkout, whose changelog has a section of its version, and where it was built."""
-    folder = tmp_path_factory.mktemp("release") / "checkout"
-    for name in committed():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, folder / name)
-    for name in ("engines", "callbacks", "loggers"):
-        (folder / "runnerkit" / name).symlink_to(f"../{name}")
+    folder = copy_of_checkout(tmp_path_factory.mktemp("release") / "checkout")
     changelog = folder / "CHANGELOG.md"
     heads = f"## [Unreleased]\n\n## [{__version__}] - 2026-12-31\n"
     changelog.write_text(changelog.read_text(encoding="utf-8").replace("## [Unreleased]\n", heads), encoding="utf-8")

@@ -20,6 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 from runnerkit import dl
 from runnerkit.data import BatchLimitLoaderWrapper, TensorLoader
 from runnerkit.passes.prediction import Prediction, in_order, predict
+from tests.alive import is_alive
 from tests.fake_apex.use import stand_in
 from tests.ranks import Ranks
 from tests.shares import Stream
@@ -332,7 +333,7 @@ def test_a_generator_left_half_way_ends_its_processes_and_was_not_ahead(tmp_path
     assert len(started) >= 2
     assert time.monotonic() - begin < LIMIT_S
     deadline = time.monotonic() + LIMIT_S
-    while (left := [each for each in started if each.is_running()]) and time.monotonic() < deadline:
+    while (left := [each for each in started if is_alive(each)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
     assert [path.name for path in tmp_path.iterdir()] == ["marks"]

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_docs import ROOT, blocks
+from tests.checkout import ROOT, copy_of_checkout
+from tests.test_docs import blocks
 
 PAGE = ROOT / "docs" / "tutorial" / "first_run.md"
 (MAKE_ENVIRONMENT, *INSTALL), [TRAIN], (TABLE, DRAW, SHOW) = map(str.splitlines, blocks(PAGE, "bash"))
@@ -62,7 +63,8 @@ class Newcomer:
         """Install as on the page, with pip's --find-links for a version that is not on PyPI."""
         self.run(MAKE_ENVIRONMENT)
         if WHEEL is None:
-            self.run(f"{sys.executable} -m build --no-isolation --wheel --outdir dist {ROOT}")
+            checkout = copy_of_checkout(self.folder.with_name(f"{self.folder.name}-checkout"))
+            self.run(f"{sys.executable} -m build --no-isolation --wheel --outdir dist {checkout}")
             lend_packages(self.folder / "env")
             self.environment["PIP_NO_INDEX"] = "1"
         else:

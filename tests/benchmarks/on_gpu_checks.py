@@ -68,7 +68,7 @@ CHECKS = (
     Check("is skipped", is_skipped),
     Check("crashes", crashes),
     Check("exits", exits),
-    Check("hangs", hangs, limit_s=3),
+    Check("hangs", hangs, limit_s=8),
     Check("beside", meets),
     Check("beside too", meets),
     Check("alone", marks, is_timed=True),

@@ -84,7 +84,8 @@ def test_stretches_of_work_alternate_and_never_overlap(script):
     stretches = [stretch for pair in zip(firsts, seconds, strict=True) for stretch in pair]
     assert all(end <= begin for (_, end), (begin, _) in pairwise(stretches))
     assert outcome.reports["first"][0]["waited"] >= 2 * 0.04
-    assert 1.2 < outcome.ratio("second", FIGURE) < 2.5
+    totals = [sum(end - begin for begin, end in each) for each in (firsts, seconds)]
+    assert outcome.ratio("second", FIGURE) == pytest.approx(totals[1] / totals[0])
 
 
 def test_a_candidate_that_ends_early_loses_its_turns_only(script):

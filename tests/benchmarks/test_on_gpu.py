@@ -89,8 +89,8 @@ def test_a_check_that_hangs_is_killed_with_its_processes(tmp_path, monkeypatch):
     began = time.monotonic()
     found = outcomes("hangs", "after")
 
-    assert time.monotonic() - began < 20
-    assert (found["hangs"].status, found["hangs"].reason) == ("failed", "took more than 3 s")
+    assert time.monotonic() - began < 60
+    assert (found["hangs"].status, found["hangs"].reason) == ("failed", "took more than 8 s")
     assert any("in hangs" in line for line in found["hangs"].last_lines)
     assert not _is_running(int((tmp_path / "child").read_text()))
     assert found["after"].status == "passed"

@@ -24,8 +24,8 @@ def test_the_peak_is_the_process_own():
 
 def test_what_came_and_went_is_in_the_peak():
     before = resident_mib("VmHWM")
-    held = torch.ones(int((before - resident_mib("VmRSS")) * 2**18) + 2**24)  # 64 MiB above the peak so far
+    held = torch.ones(int((before - resident_mib("VmRSS")) * 2**18) + 2**26)  # 256 MiB above the peak so far
     del held
 
-    assert resident_mib("VmHWM") == pytest.approx(before + 64, abs=16)
-    assert resident_mib("VmRSS") < before + 32
+    assert resident_mib("VmHWM") == pytest.approx(before + 256, abs=64)
+    assert resident_mib("VmRSS") < before + 128

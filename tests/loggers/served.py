@@ -33,7 +33,7 @@ def serve(logdir: Path) -> Iterator[str]:
             os.killpg(process.pid, signal.SIGKILL)  # its data server is a separate process
 
 
-def fetch(address: str, run: str, tag: str, *, num_points: int, timeout_s: float = 30) -> list[tuple[int, float]]:
+def fetch(address: str, run: str, tag: str, *, num_points: int, timeout_s: float = 120) -> list[tuple[int, float]]:
     """Query the HTTP API until it has loaded this many points."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # local: never use a proxy
     points: list[Any] = []
@@ -41,7 +41,8 @@ def fetch(address: str, run: str, tag: str, *, num_points: int, timeout_s: float
     while len(points) < num_points and time.monotonic() < deadline:
         time.sleep(0.1)
         try:
-            with opener.open(f"{address}data/plugin/scalars/scalars?run={run}&tag={tag}") as response:
+            url = f"{address}data/plugin/scalars/scalars?run={run}&tag={tag}"
+            with opener.open(url, timeout=timeout_s) as response:
                 points = json.load(response)
         except urllib.error.HTTPError as error:  # not loaded yet
             error.close()

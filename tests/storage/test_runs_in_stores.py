@@ -173,8 +173,14 @@ def test_readers_never_see_a_part_of_a_checkpoint():
                 errors.append(error)
 
     thread = threading.Thread(target=read)
+
+    def wait():
+        deadline = time.monotonic() + 30
+        while num_read < 5 and time.monotonic() < deadline:
+            time.sleep(0.01)
+
     thread.start()
-    train(URL, saving(URL, every_steps=1), At(lambda: time.sleep(0.01)), num_epochs=6)
+    train(URL, saving(URL, every_steps=1), At(lambda: time.sleep(0.01)), At(wait, step=20), num_epochs=6)
     ends.set()
     thread.join()
 
@@ -223,7 +229,7 @@ def test_a_log_that_the_user_deletes_is_deleted_in_the_store():
 
     def act():
         if path.exists():
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 60
             while "notes.txt" not in objects(URL) and time.monotonic() < deadline:
                 time.sleep(0.01)
             seen.append("notes.txt" in objects(URL))

@@ -67,13 +67,13 @@ def test_an_error_of_the_network_or_the_store_is_repeated(faulty, tmp_path, capl
 def test_the_repetition_ends(faulty, tmp_path, caplog, monkeypatch):
     """The error names the URL, the operation, the time and the last cause; nothing incomplete is left; warnings are
     rarer than attempts."""
-    store = Store(URL, patience_s=0.3)
+    store = Store(URL, patience_s=3)
     store.write("a", DATA)
-    monkeypatch.setattr(module, "_REPORT_EVERY_S", 0.1)
+    monkeypatch.setattr(module, "_REPORT_EVERY_S", 1)
     faulty.fail_times(9999, TimeoutError("no answer"))
     began = time.monotonic()
 
-    with pytest.raises(OSError, match=f"^{URL}: could not read a for 0 s: TimeoutError: no answer$"):
+    with pytest.raises(OSError, match=f"^{URL}: could not read a for \\d+ s: TimeoutError: no answer$"):
         store.get("a", tmp_path / "copy")
 
     assert time.monotonic() - began < 30 and not list(tmp_path.iterdir())
