@@ -23,30 +23,3 @@ from runnerkit.engines.failures.failure import WorkerError as WorkerError
 from runnerkit.engines.fsdp import FullyShardedDataParallelEngine as FullyShardedDataParallelEngine
 from runnerkit.engines.horovod import HorovodEngine as HorovodEngine
 from runnerkit.engines.launch.ray_launcher import RayLauncher as RayLauncher
-
-__all__ = [
-    "AMPEngine",
-    "APEXEngine",
-    "Apex",
-    "CPUEngine",
-    "DataParallelAMPEngine",
-    "DataParallelAPEXEngine",
-    "DataParallelEngine",
-    "DeviceEngine",
-    "DistributedDataParallelAMPEngine",
-    "DistributedDataParallelAPEXEngine",
-    "DistributedDataParallelEngine",
-    "Float8",
-    "FullyShardedDataParallelAMPEngine",
-    "FullyShardedDataParallelEngine",
-    "GPUEngine",
-    "HorovodAMPEngine",
-    "HorovodAPEXEngine",
-    "HorovodEngine",
-    "IEngine",
-    "RankTraceback",
-    "RayLauncher",
-    "WorkerError",
-    "choose_engine",
-    "get_available_engine",
-]

@@ -7,14 +7,3 @@ from runnerkit.loggers.services.comet import CometLogger as CometLogger
 from runnerkit.loggers.services.mlflow import MLflowLogger as MLflowLogger
 from runnerkit.loggers.services.wandb import WandbLogger as WandbLogger
 from runnerkit.loggers.tensorboard import TensorboardLogger as TensorboardLogger
-
-__all__ = [
-    "CSVLogger",
-    "CometLogger",
-    "ConsoleLogger",
-    "ILogger",
-    "JSONLLogger",
-    "MLflowLogger",
-    "TensorboardLogger",
-    "WandbLogger",
-]

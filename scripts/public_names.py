@@ -37,7 +37,7 @@ def stub_of(package: str, root: Path = ROOT) -> str:
     lines = ["# Written by scripts/public_names.py from the __all__ of each file: run `make format`."]
     for module in sorted(names):
         lines += [f"from {module} import {name} as {name}" for name in sorted(names[module], key=_linter_order)]
-    return "\n".join(lines) + "\n" + _listing({name for each in names.values() for name in each})
+    return "\n".join(lines) + "\n"
 
 
 def dl_stub(root: Path = ROOT) -> str:
@@ -47,12 +47,9 @@ def dl_stub(root: Path = ROOT) -> str:
     for node in ast.parse(imports).body:
         assert isinstance(node, ast.ImportFrom) and node.module is not None
         is_package = node.names[0].name == "*"
-        names |= set(_listed(stub_of(node.module, root))) if is_package else {alias.name for alias in node.names}
-    return imports + "\n" + _listing({name for name in names if not UNLISTED.fullmatch(name)})
-
-
-def _listing(names: set[str]) -> str:
-    return "\n__all__ = [\n" + "".join(f'    "{name}",\n' for name in sorted(names)) + "]\n"
+        names |= _imported(stub_of(node.module, root)) if is_package else {alias.name for alias in node.names}
+    listed = sorted(name for name in names if not UNLISTED.fullmatch(name))
+    return imports + "\n\n__all__ = [\n" + "".join(f'    "{name}",\n' for name in listed) + "]\n"
 
 
 def path_of(package: str, root: Path = ROOT) -> Path:
@@ -65,12 +62,12 @@ def _linter_order(name: str) -> tuple[bool, bool, str]:
     return not name.isupper(), name.islower(), name
 
 
+def _imported(stub: str) -> set[str]:
+    return {alias.name for node in ast.parse(stub).body if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
 def _public(path: Path) -> list[str]:
-    return _listed(path.read_text(encoding="utf-8"))
-
-
-def _listed(source: str) -> list[str]:
-    for node in ast.parse(source).body:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return list(ast.literal_eval(node.value))
     return []

@@ -130,17 +130,13 @@ class VerifyRanksCallback(Callback):
         rank_metrics.check_alike(runner.engine.gather_object(runner.epoch_metrics))
 
     def on_stage_end(self, runner: IRunner) -> None:
-        self._stop(runner)
-
-    def on_exception(self, runner: IRunner) -> None:
-        self._stop(runner)
-
-    def _stop(self, runner: IRunner) -> None:
         self._is_within_epoch = False
         for each in self._passes.values():
             if each.recorded is not None:
                 stop_recording(each.loader)
         self._passes = {}
+
+    on_exception = on_stage_end
 
     def _check_weights(self, runner: IRunner, when: str) -> None:
         engine = runner.engine

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from runnerkit.callbacks.metrics.parts.batch_keys import Keys, keys_of, pick
-from runnerkit.callbacks.metrics.parts.batch_mean import BatchMeanCallback
+from runnerkit.callbacks.metrics.parts.loader_state import LoaderStateCallback
 from runnerkit.callbacks.metrics.parts.metric_state import ForeignMetric, MetricLike, MetricMembers, check_reductions
 from runnerkit.callbacks.metrics.parts.object_metric import ObjectMetricCallback
+from runnerkit.metrics.means import LoaderMeans, means_of
 from runnerkit.metrics.metric import Metric
+from runnerkit.metrics.reduction import PartialSums
 from runnerkit.support.arguments import check_keys, check_strings
 from runnerkit.support.deprecation import accepts_old_names
 from runnerkit.support.function_members import FunctionMembers
-from runnerkit.types import Scalar
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -129,7 +130,7 @@ class LoaderMetricCallback(_MetricCallback):
     logs_on_batch = False
 
 
-class FunctionalBatchMetricCallback(BatchMeanCallback):
+class FunctionalBatchMetricCallback(LoaderStateCallback[LoaderMeans]):
     """A function's value for each batch, and its mean over the loader weighted by batch size, over all processes.
 
     Args:
@@ -165,7 +166,10 @@ class FunctionalBatchMetricCallback(BatchMeanCallback):
         if name == "<lambda>":
             raise TypeError(f"{type(self).__name__}: pass metric_key=, the name to log: {metric_fn!r} has none")
         self.metric_key = f"{prefix or ''}{name}{suffix or ''}"
-        super().__init__((self.metric_key,), log_on_batch=log_on_batch)
+        super().__init__()
+        self.provides = (self.metric_key,)
+        self.log_on_batch = log_on_batch
+        self.totals_all = not log_on_batch
         self.metric_fn = metric_fn
         self.input_key, self.target_key = input_key, target_key
         self._found: tuple[Keys, ...] | None = None  # in the runner, where they are not given
@@ -174,11 +178,21 @@ class FunctionalBatchMetricCallback(BatchMeanCallback):
         super().on_stage_start(runner)
         self._found = keys_of(self, runner, {"input_key": self.input_key, "target_key": self.target_key})
 
-    def compute_batch(self, runner: IRunner) -> dict[str, Scalar]:
+    def new_state(self, runner: IRunner) -> LoaderMeans | None:
+        return None if self.log_on_batch else LoaderMeans()
+
+    def on_batch_end(self, runner: IRunner) -> None:
         if self._found is None:  # a wrapper may leave out the stage's start
             self._found = keys_of(self, runner, {"input_key": self.input_key, "target_key": self.target_key})
         args, kwargs = pick(runner, *self._found, reader=type(self).__name__)
-        return {self.metric_key: self.metric_fn(*args, **kwargs)}
+        value = self.metric_fn(*args, **kwargs)
+        if self.log_on_batch:  # the runner averages it
+            runner.batch_metrics[self.metric_key] = value
+        else:
+            self.state(runner).update({self.metric_key: value}, runner.batch_size, weight=runner.batch_weight)
+
+    def finish(self, runner: IRunner, state: LoaderMeans, total: PartialSums) -> None:
+        runner.loader_metrics.update(means_of(total))
 
 
 class FunctionalMetricCallback(FunctionalBatchMetricCallback):

@@ -88,10 +88,12 @@ class RichDashboardCallback(Callback):
             self._progress.update(self._tasks["epochs"], completed=runner.stage_epoch_step)
 
     def on_stage_end(self, runner: IRunner) -> None:
-        self._stop()
+        if self._live is not None:
+            self._draw()
+            self._live.stop()
+            self._live = self._progress = None
 
-    def on_exception(self, runner: IRunner) -> None:
-        self._stop()
+    on_exception = on_stage_end
 
     def _count(self, name: str, completed: int, *, total: int | None) -> None:
         """Start or restart a bar."""
@@ -111,9 +113,3 @@ class RichDashboardCallback(Callback):
             values = (metrics.get(name) for metrics in self._metrics.values())
             table.add_row(name, *("" if value is None else f"{value:.4g}" for value in values))
         self._live.update(Group(self._progress, table), refresh=True)
-
-    def _stop(self) -> None:
-        if self._live is not None:
-            self._draw()
-            self._live.stop()
-            self._live = self._progress = None

@@ -88,8 +88,7 @@ class GradNormCallback(Callback):
         self._stop()
         self._source = None
 
-    def on_exception(self, runner: IRunner) -> None:
-        self.on_stage_end(runner)
+    on_exception = on_stage_end
 
     def _stop(self) -> None:
         if self._source is not None and self._read in self._source.gradient_readers:

@@ -77,17 +77,13 @@ class TqdmCallback(Callback):
             self._epochs.update()
 
     def on_stage_end(self, runner: IRunner) -> None:
-        self._close()
-
-    def on_exception(self, runner: IRunner) -> None:
-        self._close()
-
-    def _close(self) -> None:
         bars = [self._epochs] if self._epochs is not None else []
         for bar in reversed([*bars, *self._bars.values()]):  # the outermost last: it ends the line
             bar.close()
         self._bars.clear()
         self._epochs = None
+
+    on_exception = on_stage_end
 
 
 def _bar(description: str, *, total: int | None, initial: int) -> Any:

@@ -118,8 +118,7 @@ class FreezeCallback(Callback):
         self._freeze(False)
         self._parameters, self._batch_norms = [], []
 
-    def on_exception(self, runner: IRunner) -> None:
-        self.on_stage_end(runner)
+    on_exception = on_stage_end
 
 
 def _matches(name: str, pattern: str) -> bool:

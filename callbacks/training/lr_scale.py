@@ -74,7 +74,7 @@ class LRScaleCallback(Callback):
             check_component(self, "optimizer", self.optimizer_key, as_dict(runner.optimizer))
 
     def on_loader_start(self, runner: IRunner) -> None:
-        self._unhook()  # a scheduler that was replaced has added hooks
+        self.on_stage_end(runner)  # a scheduler that was replaced has added hooks
         for key, optimizer in as_dict(runner.optimizer).items():
             if key in self.num_steps:
                 self._hook(key, optimizer, runner)
@@ -109,15 +109,11 @@ class LRScaleCallback(Callback):
         self._hooks += [optimizer.register_step_pre_hook(scale), optimizer.register_step_post_hook(restore)]
 
     def on_stage_end(self, runner: IRunner) -> None:
-        self._unhook()
-
-    def _unhook(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
-    def on_exception(self, runner: IRunner) -> None:
-        self._unhook()
+    on_exception = on_stage_end
 
     def state_dict(self) -> StateDict:
         """Return the number of steps of each optimizer, for the warmup."""

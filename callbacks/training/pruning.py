@@ -147,12 +147,9 @@ class PruningCallback(Callback):
     def on_stage_end(self, runner: IRunner) -> None:
         if not self.prune_on_epoch_end:
             self._prune(runner)
-        self._remove_hooks()
+        self.on_exception(runner)
 
     def on_exception(self, runner: IRunner) -> None:
-        self._remove_hooks()
-
-    def _remove_hooks(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._parameters = [], {}

@@ -283,12 +283,9 @@ class SchedulerCallback(ISchedulerCallback):
     def on_stage_end(self, runner: IRunner) -> None:
         if self._unit is None and not self._steps_per_batch:
             warn_if_idle(self._scheduler, runner)
-        self._leave()
+        self.on_exception(runner)
 
     def on_exception(self, runner: IRunner) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
         self._unfollow()
         if self._filter in warnings.filters:
             warnings.filters.remove(self._filter)  # type: ignore[attr-defined]  # a list, typed as a sequence

@@ -25,32 +25,3 @@ from runnerkit.contrib.transforms import Compose as Compose
 from runnerkit.contrib.transforms import ImageToTensor as ImageToTensor
 from runnerkit.contrib.transforms import NormalizeImage as NormalizeImage
 from runnerkit.contrib.transforms import ToTensor as ToTensor
-
-__all__ = [
-    "CIFAR10",
-    "CIFAR100",
-    "Compose",
-    "DiceLoss",
-    "Digits",
-    "FashionMNIST",
-    "Flatten",
-    "GaussianNoise",
-    "GeM2d",
-    "GlobalAvgPool2d",
-    "GlobalConcatPool2d",
-    "GlobalMaxPool2d",
-    "ImageToTensor",
-    "IoULoss",
-    "Lambda",
-    "Lookahead",
-    "MNIST",
-    "MnistMLDataset",
-    "MnistQGDataset",
-    "MnistSimpleNet",
-    "MovieLens",
-    "Normalize",
-    "NormalizeImage",
-    "ResidualBlock",
-    "ToTensor",
-    "TripletMarginLossWithSampler",
-]

@@ -17,24 +17,3 @@ from runnerkit.data.tensor_rows import TensorRows as TensorRows
 from runnerkit.data.triplets import AllTripletsSampler as AllTripletsSampler
 from runnerkit.data.triplets import HardTripletsSampler as HardTripletsSampler
 from runnerkit.data.triplets import ITripletSampler as ITripletSampler
-
-__all__ = [
-    "AllTripletsSampler",
-    "BalanceClassSampler",
-    "BatchBalanceClassSampler",
-    "BatchLimitLoaderWrapper",
-    "BatchNormalize",
-    "BatchPrefetchLoaderWrapper",
-    "BatchRandomCrop",
-    "BatchRandomHorizontalFlip",
-    "DistributedSamplerWrapper",
-    "DynamicBalanceClassSampler",
-    "EpochStepsLoaderWrapper",
-    "HardTripletsSampler",
-    "ITripletSampler",
-    "SelfSupervisedDatasetWrapper",
-    "SequenceRows",
-    "ShardedFiles",
-    "TensorLoader",
-    "TensorRows",
-]

@@ -96,18 +96,14 @@ class WeightAverageCallback(IWeightAverageCallback):
                 runner.engine.evaluation_model(model)
 
     def on_validation_end(self, runner: IRunner) -> None:
-        self._exchange_back()
-
-    def on_epoch_end(self, runner: IRunner) -> None:
-        self._exchange_back()
-
-    def _exchange_back(self) -> None:
         # Not at a loader's end, where other callbacks may evaluate again.
         if self._is_exchanged:
             self._exchange()
 
+    on_epoch_end = on_validation_end
+
     def on_exception(self, runner: IRunner) -> None:
-        self._exchange_back()
+        self.on_validation_end(runner)
         self.averages = {}
 
     def on_stage_end(self, runner: IRunner) -> None:
