@@ -266,7 +266,7 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def _adopted(request: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
     """Wait until the caller is the parent, reset the signal handlers and send the caller the process id."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while os.getppid() != request["parent"]:
         if time.monotonic() > deadline:
             os._exit(1)
@@ -293,6 +293,7 @@ def _become(request: dict[str, Any], descriptors: Sequence[int], base: Sequence[
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     search_path = os.environ.get("PYTHONPATH", "")
     sys.path[:] = [*filter(None, search_path.split(os.pathsep)), *base]
     importlib.invalidate_caches()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HangCallback"]
 
+_OTHERS_S = 3.0  # time for the other processes to print, too: the first that exits ends the job
 _C_THREAD_DELAY_S = 5.0  # head start of the Python thread over faulthandler's C thread
 
 
@@ -123,6 +124,8 @@ class _Watch:
         )
         # A single write: faulthandler writes piece by piece, and other processes write to stderr at the same time.
         os.write(2, where.encode() + _stacks())
+        if runner.engine.num_processes > 1:
+            time.sleep(_OTHERS_S)
         os._exit(STOOD_STILL)
 
 

@@ -19,6 +19,7 @@ from runnerkit.engines.failures.time_limit import within
 _REPORT_S = 3.0  # time for other ranks to report what happened to them
 _READ_S = 5.0  # time for other ranks to read the reports
 _ANSWER_S = 5.0  # time for the store to answer
+_AFTER_CAUSE_S = 1.0
 _POLL_S = 0.02
 _NUM_CONSEQUENCES = "runnerkit/consequences"
 
@@ -76,6 +77,8 @@ def _root_cause(
         if not failure.is_consequence:
             return error
         return WorkerError(f"rank 0 of {world_size} ended without an error report: {_WAS_KILLED}")
+    if failure.is_consequence and "TORCHELASTIC_ERROR_FILE" in os.environ:
+        time.sleep(_AFTER_CAUSE_S)  # torchrun's report names the rank that ended first, to the second
     return cause
 
 

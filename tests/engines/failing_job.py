@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.alive import still_alive
 from tests.engines.launch_commands import HOROVODRUN, MPIRUN, PYTHON, TORCHRUN, needs_horovod, needs_mpi
 
 LIMIT_S = 30  # a defect waits for at least a minute; a slow machine takes 10
@@ -58,9 +59,9 @@ class FailingJob:
         _, errors = self.process.communicate(timeout=60)
         assert time.monotonic() - begin < LIMIT_S
         deadline = time.monotonic() + LIMIT_S
-        while any(map(psutil.pid_exists, self.pids)) and time.monotonic() < deadline:
+        while still_alive(self.pids) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert not [pid for pid in self.pids if psutil.pid_exists(pid)]
+        assert not still_alive(self.pids)
         return errors
 
 

@@ -11,9 +11,9 @@ from runnerkit.engines.failures.lockstep import Lockstep
 
 @pytest.fixture
 def ranks():
-    """Three ranks with one store, which wait 0.3 s for each other."""
+    """Three ranks with one store, which wait half a minute for each other."""
     store = HashStore()
-    several = [Lockstep(store, rank=rank, world_size=3, timeout_s=0.3) for rank in range(3)]
+    several = [Lockstep(store, rank=rank, world_size=3, timeout_s=30) for rank in range(3)]
     yield several
     for each in several:
         each.close()
@@ -49,7 +49,6 @@ def test_each_rank_is_told_the_numbers_of_all(ranks):
 def test_a_rank_that_goes_on_is_told_of(ranks):
     """The rank hangs in a collective that the others never enter, so only its thread can report its position."""
     ranks[2].enter(lambda: 5)
-    ranks[0]._timeout_s = 30
 
     [error] = end(ranks[:1], [4])
 
@@ -60,6 +59,8 @@ def test_a_rank_that_goes_on_is_told_of(ranks):
 def test_a_rank_that_is_not_there_yet_is_waited_for(ranks):
     """A slow rank is not an error, as it may still finish the same loader."""
     ranks[2].enter(lambda: 4)
+    for each in ranks:
+        each._timeout_s = 0.3
 
     errors = end(ranks[:2], [4, 4])
 

@@ -106,7 +106,7 @@ def test_a_worker_leaves_a_leader_whose_attempt_is_over(agents, join):
 def test_waiting_ends_after_the_time_out(join, rank, words):
     """The error names the missing rank and the setting of the timeout."""
     with pytest.raises(TimeoutError, match=words + r".*the engine's timeout_s="):
-        join(rank, timeout_s=0.5).result(30)
+        join(rank, timeout_s=3).result(30)
 
 
 def test_a_follower_finds_that_all_have_joined_before_it_finds_no_leader(join, monkeypatch):

@@ -11,9 +11,10 @@ from runnerkit import read_metrics
 from runnerkit.torchvision_cpu import import_torchvision
 from tests.cifar10_layout import write_cifar10
 from tests.examples.start import ROOT, start
+from tests.free_port import free_port
 
 # As printed in guides, up to the script.
-LAUNCH = "python -m torch.distributed.launch --nproc_per_node=2 --master_port=6666"
+LAUNCH = "python -m torch.distributed.launch --nproc_per_node=2 --master_port={port}"
 PARSING = sorted(
     str(path.relative_to(ROOT)) for path in (ROOT / "examples").rglob("*.py") if "ArgumentParser(" in path.read_text()
 )
@@ -53,7 +54,9 @@ def test_the_guides_command_trains_an_example(tmp_path):
     write_cifar10(tmp_path / "data", num_train=81, num_test=41)
     options = ["--width", "0.125", "--batch-size", "20", "--epochs", "1", "--logdir", "logdir"]
 
-    output = start(f"{LAUNCH} examples/cifar10/main.py", tmp_path, *options, CUDA_VISIBLE_DEVICES="")
+    output = start(
+        f"{LAUNCH.format(port=free_port())} examples/cifar10/main.py", tmp_path, *options, CUDA_VISIBLE_DEVICES=""
+    )
 
     logdir = tmp_path / "logdir"
     assert output.count("valid accuracy") == 1

@@ -99,10 +99,13 @@ def _started(command: list[str], variables: dict[str, str], log: TextIO) -> psut
 
 
 def _members(parent: psutil.Process) -> dict[str, list[psutil.Process]]:
-    """Find the processes of a job: the ranks are the parent's children, data workers theirs."""
+    """Find the processes of a job: the ranks are the parent's children, data workers theirs.
+
+    Launchers start each rank in a process group of its own; a child in the parent's group is a server of the tests.
+    """
     ranks, workers = [], []
-    with suppress(psutil.NoSuchProcess):
-        ranks = [each for each in parent.children() if _is_python(each)]
+    with suppress(psutil.NoSuchProcess, ProcessLookupError):
+        ranks = [each for each in parent.children() if _is_python(each) and os.getpgid(each.pid) != parent.pid]
     for rank in ranks:
         with suppress(psutil.NoSuchProcess):
             workers += [each for each in rank.children() if each.cmdline() == rank.cmdline()]  # forks

@@ -3,14 +3,11 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
-from torch.utils.data import DataLoader, Dataset
 
 from runnerkit import dl
 from runnerkit.callbacks.debug import hang
-from tests.tiny import classification, loader, mlp, train
 
 SCRIPT = """
 import ctypes, sys, threading, time
@@ -25,8 +22,13 @@ class StandStill(dl.Callback):
     def wait_for_ever(self):
         {how}
 
-callbacks = [StandStill(dl.CallbackOrder.External)]
-train(loaders={{"train": loader(80, 4)}}, callbacks=callbacks, hang_timeout_s=3, num_processes={num_processes})
+class Watch(dl.HangCallback):
+    def on_stage_start(self, runner):
+        self.timeout_s += runner.engine.rank  # processes do not notice at the same time
+        super().on_stage_start(runner)
+
+callbacks = [StandStill(dl.CallbackOrder.External), Watch(3)]
+train(loaders={{"train": loader(80, 4)}}, callbacks=callbacks, num_processes={num_processes})
 """
 
 STAGES = """
@@ -97,7 +99,8 @@ def test_each_process_tells_where_it_stands(tmp_path):
     done = start(tmp_path, "time.sleep(1e6)", rank=1, num_processes=2)
 
     assert done.returncode == 1
-    assert "rank 1 of 2 has made no progress for 3 s" in done.stderr and "in wait_for_ever" in done.stderr
+    assert "rank 0 of 2 has made no progress for 3 s" in done.stderr
+    assert "rank 1 of 2 has made no progress for 4 s" in done.stderr and "in wait_for_ever" in done.stderr
     assert "hung and was ended by its HangCallback" in done.stderr.splitlines()[-1]
 
 
@@ -130,30 +133,42 @@ def test_stacks_of_several_processes_do_not_mix(is_disk_full, monkeypatch, capfd
     assert "in test_stacks_of_several_processes_do_not_mix" in (capfd.readouterr().err if is_disk_full else text)
 
 
-def test_a_run_that_moves_is_left_alone():
-    """A run may take longer in total than the limit, and the watch ends with it."""
+MOVES = """
+import time
+from torch.utils.data import DataLoader, Dataset
+from runnerkit import dl
+from tests.tiny import classification, loader, mlp, train
 
-    class Slow(dl.Callback):
-        def on_batch_end(self, runner):
-            time.sleep(0.2)
+class SlowCallback(dl.Callback):
+    def on_batch_end(self, runner):
+        time.sleep(0.5)
 
-    train(loaders={"train": loader(40, 4)}, callbacks=[Slow(), dl.HangCallback(timeout_s=1)])
-    time.sleep(1.5)
+class SlowData(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        time.sleep(0.125)
+        return classification(40)[index]
+
+{run}
+"""
+RUNS = {
+    "batches": "train(loaders={'train': loader(40, 4)}, callbacks=[SlowCallback()], hang_timeout_s=3); time.sleep(4)",
+    "a callback's pass": "train(mlp(batch_norm=True), loaders={'train': DataLoader(SlowData(), 4)}, "
+    "callbacks=[dl.SWACallback(1)], hang_timeout_s=3)",
+}
 
 
-def test_a_pass_over_a_loader_moves():
-    """SWACallback's pass, which updates batch norm statistics after the last epoch, does not emit events."""
+@pytest.mark.parametrize("run", RUNS)
+def test_a_run_that_moves_is_left_alone(tmp_path, run):
+    """A run may take longer in total than the limit, and the watch ends with it.
 
-    class Slow(Dataset):
-        def __len__(self):
-            return 40
+    SWACallback's pass, which updates batch norm statistics after the last epoch, does not emit events.
+    """
+    done = start_script(tmp_path, MOVES.format(run=RUNS[run]))
 
-        def __getitem__(self, index):
-            time.sleep(0.05)
-            return classification(40)[index]
-
-    loaders = {"train": DataLoader(Slow(), 4)}
-    train(mlp(batch_norm=True), loaders=loaders, callbacks=[dl.SWACallback(1)], hang_timeout_s=1)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_making_of_a_stage_is_not_watched_but_its_end_is(tmp_path):

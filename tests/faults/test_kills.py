@@ -176,7 +176,10 @@ list(DataLoader(range(4), num_workers=1, worker_init_fn=WorkerStart(begin)))
         process.wait()
 
         try:
-            worker.wait(timeout=20)
+            deadline = time.monotonic() + 20
+            while is_alive(worker) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert not is_alive(worker)
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):
                 worker.kill()

@@ -8,9 +8,9 @@ import sys
 import threading
 from queue import Empty, Queue
 
-import psutil
 import pytest
 
+from tests.alive import still_alive
 from tests.launchers.jobs import ROOT, wait_until
 
 STARTS_S = 240  # importing torch in several processes, on a busy machine
@@ -96,5 +96,4 @@ class Script:
 
     def left(self):
         """Return the processes of ranks, known by the pids that they have printed, that are still there."""
-        pids = {int(pid) for pid in re.findall(r"with pid (\d+)", self.output)}
-        return [pid for pid in pids if psutil.pid_exists(pid)]
+        return still_alive({int(pid) for pid in re.findall(r"with pid (\d+)", self.output)})

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from tests.free_port import free_port
 from tests.launchers.docs import commands, outputs
 from tests.launchers.test_process_environment import SRUN
 
@@ -31,7 +32,7 @@ def test_each_command_gives_the_weights_of_plain_python(jobs, expected, heading,
     """Two processes train, which plain python starts itself. See test_taken_ports.py for more."""
     [command] = commands(heading)
 
-    job = jobs.start(command, variables=variables)
+    job = jobs.start(command.replace("6666", str(free_port())), variables=variables)
 
     assert job.wait() == 0, job.output
     jobs.assert_weights(expected(2), num_ranks=1 if heading == "Plain python" else 2)

@@ -8,12 +8,12 @@ import torch.distributed as dist
 from runnerkit import dl
 from runnerkit.engines.process_environment import ProcessEnvironment
 from tests.engines.on_cpu import ddp
+from tests.free_port import free_port
 from tests.launchers.docs import scripts
 from tests.tiny import train, weights
 
 SPAWN = """
 import runpy
-import socket
 import sys
 
 import torch.distributed as dist
@@ -29,9 +29,7 @@ def work(rank, port, arguments):
 
 
 if __name__ == "__main__":
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    mp.spawn(work, args=(port, sys.argv[1:]), nprocs=2)
+    mp.spawn(work, args=(int(sys.argv[1]), sys.argv[2:]), nprocs=2)
 """
 
 
@@ -40,7 +38,7 @@ def test_ddp_trains_in_the_group_that_the_user_made(jobs, expected):
     """With `mp.spawn` and an address, two ranks train, without further processes, to every launcher's weights."""
     (jobs.folder / "spawn.py").write_text(SPAWN)
 
-    job = jobs.start("python spawn.py train.py")
+    job = jobs.start(f"python spawn.py {free_port()} train.py")
 
     assert job.wait() == 0, job.output
     assert {f"rank {rank} of 2" in job.output for rank in range(2)} == {True}
@@ -51,7 +49,7 @@ def test_ddp_trains_in_the_group_that_the_user_made(jobs, expected):
 def test_the_pages_script_trains_in_its_own_group(jobs):
     """The script asserts its rank and its number of steps itself."""
     [script] = scripts("Your own processes and process group")
-    (jobs.folder / "own.py").write_text(script)
+    (jobs.folder / "own.py").write_text(script.replace("free.getsockname()[1]", str(free_port())))
 
     job = jobs.start("python own.py")
 

@@ -90,6 +90,7 @@ def test_a_job_that_is_sent_a_signal_saves_and_puts_itself_back_into_the_queue(j
 
     told = jobs.start(commands(SAVING_JOB)[2], variables={**slurm.environment, "JOB": str(job_id)})
     assert told.wait() == 0, told.output
+    wait_until(lambda: "SIGUSR1: the run stops" in read(output), 60, lambda: read(output))
     jobs.go()
 
     wait_until(lambda: slurm.facts_of(job_id)["Restarts"] == "1", 60, lambda: read(output))

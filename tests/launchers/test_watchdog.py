@@ -37,7 +37,7 @@ WORKER = textwrap.dedent(
         from watchdog import AgentWatch
         watch = AgentWatch(quiet_s={QUIET_S})
         os.write(1, f"watched by {{watch._process.pid}}\\n".encode())
-        time.sleep(1)  # a watchdog that is there sees all workers
+        time.sleep(3)  # a watchdog that is there sees all workers
     if sys.argv[1:] == ["succeeds"]:
         watch.stop()
     if sys.argv[1:] in (["succeeds"], ["sleeps"]):
@@ -67,9 +67,10 @@ def start(jobs, server):
         server.listen(0 if is_cut_off else 100)
         job = jobs.start(f"exec python agent.py {server.getsockname()[1]} {worker}")
         job.wait_for("agent is there")
+        watchdog = psutil.Process(int(job.wait_for(r"watched by (\d+)")[1]))
         if is_cut_off:
             fill(server)
-        return job, psutil.Process(int(job.wait_for(r"watched by (\d+)")[1]))
+        return job, watchdog
 
     yield start_agent
     jobs.end()
