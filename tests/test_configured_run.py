@@ -180,6 +180,17 @@ def test_components_are_found_in_the_current_folder(folder, monkeypatch):
     assert run_command() == 0
 
 
+def test_components_are_made_in_the_documented_order(folder, capsys):
+    """Constructors may draw random numbers: a set's order would differ from process to process."""
+    parts = ["loaders", "callbacks", "loggers"]
+
+    make_run(
+        read_config(Path("config.yaml"), [f"{part}={{_target_: builtins.print, _args_: [{part}]}}" for part in parts])
+    )
+
+    assert capsys.readouterr().out.split() == parts
+
+
 def test_what_training_raises_keeps_its_traceback(folder, capsys):
     """An error during training is shown with its traceback, with exit code 1."""
     assert main(["run", "config.yaml", "model._args_.3.in_features=5"]) == 1

@@ -42,7 +42,7 @@ _PARTS = {  # each with an example
     "callbacks": "{_target_: runnerkit.dl.TimerCallback}",
     "loggers": "{_target_: runnerkit.dl.JSONLLogger, logdir: logs}",
 }
-_PLURAL = {name for name in _PARTS if name.endswith("s")}  # the others are one component or a dict of them
+_PLURAL = tuple(name for name in _PARTS if name.endswith("s"))  # the others are one component or a dict of them
 _ENGINE = ("engine", "nproc", "precision", "launcher")
 _NOT_PLAIN = {*_PARTS, *_ENGINE, "self", "cpu", "fp16", "amp", "apex", "ddp", "resume"}  # of `train`
 _MEANT = {**ELSEWHERE, "amp": "precision: amp", "fp16": "precision: fp16", "ddp": "engine: ddp", "cpu": "engine: cpu"}
