@@ -35,8 +35,8 @@ class TrialMembers(Members):
 class OptunaPruningCallback(Callback):
     """Report a metric to a trial after each epoch, and raise ``optuna.TrialPruned`` if its study prunes the trial.
 
-    It must run in the study's process, so with a single-process engine. The epoch is logged before Optuna marks the trial
-    as pruned. ``trial.best_score`` is the best value so far, for an objective to return.
+    It must run in the study's process, so with a single-process engine. The epoch is logged before Optuna marks the
+    trial as pruned. ``trial.best_score`` is the best value so far, for an objective to return.
 
     Args:
         trial: the trial that Optuna passes to the objective.

@@ -6,7 +6,6 @@ import copy
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from runnerkit.monitor import Monitor
 
 
-_is_under_way: ContextVar[bool] = ContextVar("_is_under_way", default=False)  # a run, in this thread
 
 
 class Run(ProcessState):
@@ -183,9 +181,8 @@ class Run(ProcessState):
     def _experiment(self, runner: IRunner) -> Iterator[None]:
         """Set up devices and the process group and seed this process; on exit, close the logs even after an error."""
         engine, around = runner.engine, ExitStack()
-        if _is_under_way.get():  # such as a probe that a callback trains: the outer run's random numbers stay its own
-            around.enter_context(keep_rng())
-        mark = _is_under_way.set(True)
+        # Models that a script makes after each of several runs would all start alike, from the run's seed.
+        around.enter_context(keep_rng())
         try:
             engine.setup()
             engine.check_communicator()
@@ -210,7 +207,6 @@ class Run(ProcessState):
             raise
         finally:
             engine.in_use = False
-            _is_under_way.reset(mark)
             with around:
                 self._close(runner)
 
