@@ -1,11 +1,16 @@
-"""Tests of `deterministic=True` and of its warnings about what may still differ."""
+"""Tests of `deterministic=True`, of its warnings about what may still differ, and of the script's generators."""
 
+import random
+from contextlib import nullcontext
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from runnerkit import dl
 from runnerkit.loop.determinism import WORKSPACE_VARIABLE, what_may_differ
+from runnerkit.seeding.generators import set_global_seed
 from tests.interrupt import at
 from tests.tiny import train
 
@@ -81,3 +86,21 @@ def test_an_engine_names_what_its_own_communication_may_change():
 
     assert what_may_differ(several) == ["Horovod fuses gradients as they arrive: set HOROVOD_FUSION_THRESHOLD=0"]
     assert what_may_differ(alone) == what_may_differ(dl.DistributedDataParallelEngine(2, device="cpu")) == []
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError])
+def test_the_scripts_random_numbers_continue_after_a_run(error):
+    """Models that a script makes between runs would otherwise start alike; also after a run that failed."""
+
+    def draw():
+        return random.random(), np.random.rand(), torch.rand(()).item()
+
+    expected = [draw(), draw()]
+    set_global_seed(0)  # as before this test
+
+    found = [draw()]
+    with nullcontext() if error is None else pytest.raises(error):
+        train(callbacks=[at("on_epoch_end", lambda runner: 1 / (error is None))])
+    found.append(draw())
+
+    assert found == expected

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from runnerkit.monitor import Monitor
 
 
-
-
 class Run(ProcessState):
     """One ``run()`` of a runner, as ``runner.current_run``; an evaluation within a run is a second object.
 
