@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from runnerkit.callback import CallbackOrder, ICheckpointCallback, optimizer_callbacks
+from runnerkit.callback import CallbackOrder, ICheckpointCallback, innermost, optimizer_callbacks
 from runnerkit.callbacks.control.parts.stop_on_signal import StopOnSignal
 from runnerkit.callbacks.control.parts.store_attribute import StoreAttribute
 from runnerkit.checkpoints.file import load_checkpoint
@@ -176,8 +176,10 @@ class CheckpointCallback(ICheckpointCallback):
         self._stop.start_clock()
         self._use_current_name(runner)
         if runner.engine.is_main_process:
+            earlier = [each for each in map(innermost, runner.current_run.stage.known_callbacks) if each is not self]
+            of_earlier_stages = {each.folder for each in earlier if isinstance(each, CheckpointCallback)}
             self._has_finite = self._store.open(
-                continues=runner.epoch_step > 0 or runner.is_resumed,
+                continues=self.folder in of_earlier_stages or runner.is_resumed,
                 resumed_from=runner.current_run.resume_point.source,
             )
 
@@ -185,7 +187,8 @@ class CheckpointCallback(ICheckpointCallback):
         self._store.leave_branch(source, stage=stage, place=place)
 
     def on_stage_start(self, runner: IRunner) -> None:
-        self._scored = None
+        self._scored = self._cut_at = None
+        self._is_due = self._is_validated = False
         self._frozen_hashes.clear()
         if self.content == "runner":
             self._stop.listen()

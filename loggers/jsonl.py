@@ -48,6 +48,7 @@ class JSONLLogger(FolderLogger):
         self._names: set[tuple[str, str, str]] = set()  # logged there: scope, loader, metric
 
     def setup(self, *, resumed_at: Step | None = None) -> None:
+        self._place, self._names = (0, 0), set()
         earlier_logs = [self._path] if os.path.lexists(self._path) else []
         claim_folder(self.logdir, logdir=self.logdir, earlier_logs=earlier_logs, is_resumed=resumed_at is not None)
         if resumed_at is not None and earlier_logs:

@@ -41,6 +41,7 @@ class ExportCallback(Callback):
         input_key, logdir, filename, which, model_key: see :class:`TracingCallback`.
     """
 
+    shapes_training = True  # an evaluation writes nothing
     suffix = ""
 
     def __init__(

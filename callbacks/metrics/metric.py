@@ -169,7 +169,7 @@ class FunctionalBatchMetricCallback(LoaderStateCallback[LoaderMeans]):
         super().__init__()
         self.provides = (self.metric_key,)
         self.log_on_batch = log_on_batch
-        self.totals_all = not log_on_batch
+        self.totals_all = self.counts_samples = not log_on_batch
         self.metric_fn = metric_fn
         self.input_key, self.target_key = input_key, target_key
         self._found: tuple[Keys, ...] | None = None  # in the runner, where they are not given

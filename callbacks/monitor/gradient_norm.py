@@ -37,6 +37,8 @@ class GradNormCallback(Callback):
     'gradient_norm'
     """
 
+    shapes_training = True
+
     def __init__(self, *, per_parameter: bool = False, optimizer_key: str | None = None) -> None:
         super().__init__(order=CallbackOrder.Optimizer + 1)
         check_strings(self, or_none=True, optimizer_key=optimizer_key)

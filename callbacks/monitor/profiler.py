@@ -51,6 +51,9 @@ class ProfilerCallback(Callback):
         self._num_profiled = 0
         self._is_done = False
 
+    def on_experiment_start(self, runner: IRunner) -> None:
+        self._num_profiled, self._is_done = 0, False
+
     def on_batch_end(self, runner: IRunner) -> None:
         if self._is_done or not runner.is_train_loader:
             return

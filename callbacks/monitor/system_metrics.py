@@ -71,6 +71,7 @@ class SystemMetricsCallback(LoaderStateCallback["_Times"]):
         self.provides += ("_system/memory_gib", "_system/gpu_memory_gib", "_system/gpu_utilization")
         if peak_flops is not None:
             self.provides += ("_system/mfu",)
+        self._given_flops_per_sample = flops_per_sample
         self._counter: Any = None  # counts FLOPs in the first training batch
         self._has_utilization = True  # until reading it fails
 
@@ -78,6 +79,10 @@ class SystemMetricsCallback(LoaderStateCallback["_Times"]):
         super().on_experiment_start(runner)
         if sys.platform == "win32" and runner.engine.device.type not in _COUNTED:
             logger.warning("_system/memory_gib is not available: the peak memory of a process needs Linux or macOS")
+
+    def on_stage_start(self, runner: IRunner) -> None:
+        super().on_stage_start(runner)
+        self.flops_per_sample = self._given_flops_per_sample  # another stage may have another model
 
     def new_state(self, runner: IRunner) -> _Times:
         return _Times()
@@ -132,8 +137,8 @@ class SystemMetricsCallback(LoaderStateCallback["_Times"]):
         runner.loader_metrics.update(metrics)
 
     def _since_log(self, runner: IRunner, times: _Times) -> Metrics:
-        now = times.sums()
-        sums = [(after - before) * runner.engine.num_processes for after, before in zip(now, times.at_log, strict=True)]
+        now, num_processes = times.sums(), runner.engine.data_parallel.num_processes
+        sums = [(after - before) * num_processes for after, before in zip(now, times.at_log, strict=True)]
         times.at_log = now
         metrics = self._metrics(runner, sums, memory_gib=_peak_memory_gib(runner.engine.device))
         utilization = self._sample_utilization(runner, times)
@@ -144,7 +149,7 @@ class SystemMetricsCallback(LoaderStateCallback["_Times"]):
         num_batches, num_samples, waiting_s, batch_s = sums
         where = "gpu_memory_gib" if runner.engine.device.type in _COUNTED else "memory_gib"
         metrics = {
-            "_system/samples_per_s": num_samples / (batch_s / runner.engine.num_processes),
+            "_system/samples_per_s": num_samples / (batch_s / runner.engine.data_parallel.num_processes),
             "_system/step_s": batch_s / num_batches,
             "_system/data_wait_share": waiting_s / batch_s,
         }

@@ -159,6 +159,10 @@ class LRFinder(Callback):
             self._set_lrs(runner, 1.0)
             logger.warning("the stage ended after %d of LRFinder's %d batches", len(self.lrs), self._num_steps)
 
+    def on_exception(self, runner: IRunner) -> None:
+        if self._own_lrs:
+            self._set_lrs(runner, 1.0)
+
     def _groups(self, runner: IRunner) -> list[dict[str, Any]]:
         groups: list[dict[str, Any]] = as_dict(runner.optimizer)[self.optimizer_key or ""].param_groups
         return groups

@@ -62,6 +62,11 @@ class CriterionCallback(ICriterionCallback):
         self._key = (self.criterion_key or "") if isinstance(runner.criterion, dict) else None
         self._keys = self._find_keys(runner)
 
+    def on_loader_start(self, runner: IRunner) -> None:
+        self._autocast = None  # that of the engine; an evaluation within a loader may have another
+
+    on_loader_end = on_loader_start
+
     def _find_keys(self, runner: IRunner) -> tuple[Keys, Keys]:
         if self.input_key is not None and self.target_key is not None:
             return self.input_key, self.target_key
@@ -75,14 +80,13 @@ class CriterionCallback(ICriterionCallback):
         own = self.input_key, self.target_key
         return inputs if own[0] is None else own[0], targets if own[1] is None else own[1]
 
-    def on_loader_start(self, runner: IRunner) -> None:
-        self._autocast = runner.engine.autocast()
-
     def on_batch_end(self, runner: IRunner) -> None:
         criterion: Any = runner.criterion if self._key is None else runner.criterion[self._key]
         keys = self._keys or self._find_keys(runner)  # a wrapper may leave out the stage's start
         arguments, keyword_arguments = pick(runner, *keys, reader="CriterionCallback")
-        with self._autocast or runner.engine.autocast():
+        if self._autocast is None:
+            self._autocast = runner.engine.autocast()
+        with self._autocast:
             try:
                 runner.batch_metrics[self.metric_key] = criterion(*arguments, **keyword_arguments)
             except TypeError as error:

@@ -13,7 +13,7 @@ from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.errors import check_component
 from runnerkit.support.arguments import check_integers, check_names, check_strings
 from runnerkit.support.torch_internals import BatchOrInstanceNorm
-from runnerkit.types import as_dict
+from runnerkit.types import StateDict, as_dict
 
 if TYPE_CHECKING:
     from runnerkit.runner import IRunner
@@ -119,6 +119,13 @@ class FreezeCallback(Callback):
         self._parameters, self._batch_norms = [], []
 
     on_exception = on_stage_end
+
+    def state_dict(self) -> StateDict:
+        return {"is_frozen": True} if self._is_frozen else {}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        # A checkpoint holds the modes of frozen batch norms, which are in training mode again afterwards.
+        self._freeze(state["is_frozen"])
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -39,6 +39,8 @@ class LRScaleCallback(Callback):
     [1.0, 2.5, 4.0, 4.0]
     """
 
+    shapes_training = True
+
     def __init__(
         self, rule: Literal["linear", "sqrt"] = "linear", warmup_steps: int = 0, optimizer_key: str | None = None
     ) -> None:
@@ -91,8 +93,10 @@ class LRScaleCallback(Callback):
         world_size, factors = runner.engine.data_parallel.num_processes, runner.current_run.stage.rate_factors
         factors[key] = self.factor(world_size=world_size, step=max(0, self.num_steps[key] - 1))  # of the last step
 
+        wrapper = next((each for each in runner.callbacks.values() if innermost(each) is self), self)
+
         def scale(*_: Any) -> None:
-            if key in self._unscaled:  # a nested optimizer calls the hooks again
+            if key in self._unscaled or not wrapper.acts_in_loader(runner):  # a nested optimizer calls the hooks again
                 return
             self._unscaled[key] = [group["lr"] for group in optimizer.param_groups]
             factors[key] = self.factor(world_size=world_size, step=self.num_steps[key])

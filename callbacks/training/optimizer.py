@@ -133,7 +133,8 @@ class OptimizerCallback(IOptimizerCallback):
 
     def on_loader_start(self, runner: IRunner) -> None:
         if runner.is_train_loader:
-            self.num_pending = self.num_skipped = 0
+            self.num_pending = 0
+            self.num_skipped = self.num_skipped if runner.loader_batch_step else 0  # a resumed loader has skipped some
         for each in self._backward or ():
             each.on_loader_start(runner)
 
@@ -244,10 +245,12 @@ class OptimizerCallback(IOptimizerCallback):
 
     def state_dict(self) -> StateDict:
         units = {"size_unit": self._units.size, "weight_unit": self._units.weight}
-        return {name: unit for name, unit in units.items() if unit is not None}
+        skipped = {"num_skipped": self.num_skipped} if self.num_skipped else {}
+        return {name: unit for name, unit in units.items() if unit is not None} | skipped
 
     def load_state_dict(self, state: StateDict) -> None:
         self._units.size, self._units.weight = state.get("size_unit"), state.get("weight_unit")  # absent before 0.2
+        self.num_skipped = state.get("num_skipped", 0)
 
     def on_loader_end(self, runner: IRunner) -> None:
         if not runner.is_train_loader:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from runnerkit.callback import Callback, CallbackOrder, last_training_loader
+from runnerkit.callback import Callback, CallbackOrder, innermost, last_training_loader
+from runnerkit.callbacks.training.parts.weight_average import WeightAverageCallback
 from runnerkit.errors import check_component
 from runnerkit.models.magnitude_pruning import PruningFn, new_mask, prunable, pruning_function, sparsity
 from runnerkit.models.parameters import check_shapes
@@ -109,6 +110,12 @@ class PruningCallback(Callback):
         self.masks = {}
         if not self.prune_on_epoch_end:
             return  # prunes after training only
+        for each in map(innermost, runner.callbacks.values()):
+            if isinstance(each, WeightAverageCallback) and (self.model_key or "") in each.averages:
+                raise ValueError(
+                    "PruningCallback(prune_on_epoch_end=True) prunes the trained weights, and the run ends with the "
+                    f"averages of {type(each).__name__}, which are not pruned: leave out prune_on_epoch_end"
+                )
         for name, parameter in self._parameters.items():
             if parameter.requires_grad:
                 hook = parameter.register_hook(partial(self._masked, name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.optim import Optimizer, lr_scheduler
 
-from runnerkit.callback import CallbackOrder, ISchedulerCallback, last_training_loader, monitor_of_savers
+from runnerkit.callback import CallbackOrder, ISchedulerCallback, innermost, last_training_loader, monitor_of_savers
 from runnerkit.callbacks.training.parts.schedule_length import check_length
 from runnerkit.callbacks.training.parts.schedule_unit import (
     check_unit,
@@ -179,6 +179,9 @@ class SchedulerCallback(ISchedulerCallback):
 
     def _follow(self, scheduler: Any, runner: IRunner) -> None:
         self._scheduler, self._count, self._is_checked = scheduler, None, False
+        self._optimizer_stepped = False
+        wrapper = next((each for each in runner.callbacks.values() if innermost(each) is self), self)
+        acts = None if wrapper is self else wrapper.acts_in_loader
         self._after = scheduler.after if isinstance(scheduler, WarmupLR) else scheduler
         is_made = (self.scheduler_key or "") in runner.current_run.stage.made_schedulers
         self._steps_per_batch = (self._unit or own_unit(scheduler, is_made=is_made)) == "step"
@@ -189,8 +192,8 @@ class SchedulerCallback(ISchedulerCallback):
         self.is_per_epoch = not self._is_ever_per_batch
         optimizer = members.optimizer
         if self._is_ever_per_batch and isinstance(optimizer, Optimizer):
-            again = partial(self._step_before_another, runner)
-            self._hooks = [optimizer.register_step_pre_hook(again), optimizer.register_step_post_hook(self._note_step)]
+            again, note = partial(self._step_before_another, runner), partial(self._note_step, runner, acts)
+            self._hooks = [optimizer.register_step_pre_hook(again), optimizer.register_step_post_hook(note)]
         self._follows_optimizer = bool(self._hooks)
         self._arguments.clear()
 
@@ -206,8 +209,8 @@ class SchedulerCallback(ISchedulerCallback):
             return scheduler, self._steps_per_batch
         return (scheduler.after, self._steps_per_batch) if scheduler.is_over else (scheduler, scheduler.is_per_step)
 
-    def _note_step(self, *_: Any) -> None:
-        self._optimizer_stepped = True
+    def _note_step(self, runner: IRunner, acts: Callable[[IRunner], bool] | None, *_: Any) -> None:
+        self._optimizer_stepped = acts is None or acts(runner)
 
     def _step_before_another(self, runner: IRunner, *_: Any) -> None:
         if not self._optimizer_stepped or not runner.is_within_loader:  # the first step of the batch

@@ -65,7 +65,8 @@ class SoftUpdateCallback(Callback):
         self._update(runner, scope="on_batch_end", is_training=has_stepped)
 
     def on_epoch_start(self, runner: IRunner) -> None:
-        self._update(runner, scope="on_epoch_start", is_training=True)
+        has_begun = runner.current_run.resume_point.is_within_epoch  # before an interruption
+        self._update(runner, scope="on_epoch_start", is_training=not has_begun)
 
     def on_epoch_end(self, runner: IRunner) -> None:
         self._update(runner, scope="on_epoch_end", is_training=True)

@@ -1,0 +1,273 @@
+"""Callbacks that are used again: in a resumed run, in a second run or stage, and in an evaluation beside training."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+
+from runnerkit import dl
+from tests.interrupt import Interrupt, at
+from tests.tiny import loader, mlp, sgd, train, weights
+
+LOADERS = {"train": loader(16, 4), "valid": loader(12, 4)}
+
+
+def assert_resumed_is_whole(tmp_path, make, *, model=mlp, num_epochs=3, stop=None, **options):
+    """Compare a run with one that was interrupted and resumed, bit for bit; return both runners."""
+    options = {"num_epochs": num_epochs, "loaders": LOADERS, **options}
+    whole = train(model(), callbacks=make(), logdir=tmp_path / "whole", **options)
+    parts = {**options, "logdir": tmp_path / "parts"}
+    if stop is None:
+        train(model(), callbacks=make(), **{**parts, "num_epochs": 1})
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            train(model(), callbacks=[*make(), stop], **parts)
+    resumed = train(model(), callbacks=make(), resume="auto", **parts)
+    assert torch.equal(weights(whole.model), weights(resumed.model))
+    return whole, resumed
+
+
+def saving(folder, **options):
+    return dl.CheckpointCallback(folder, content="runner", **options)
+
+
+def test_batch_norm_that_was_frozen_trains_again_after_a_resume(tmp_path):
+    """The checkpoint of the last frozen epoch holds its evaluation mode."""
+    whole, _ = assert_resumed_is_whole(
+        tmp_path, lambda: [dl.FreezeCallback(["0", "1"], until_epoch=1)], model=lambda: mlp(batch_norm=True)
+    )
+
+    assert whole.model[1].num_batches_tracked == 8
+
+
+def test_an_evaluation_after_training_writes_and_asks_for_nothing(tmp_path):
+    """Exports, gradient norms and rates are those of training."""
+    runner = train(
+        loaders=LOADERS, logdir=tmp_path, lr_scale="linear", callbacks=[dl.TracingCallback(), dl.GradNormCallback()]
+    )
+    before = (tmp_path / "traced_model.pt2").read_bytes()
+
+    metrics = runner.evaluate_loader(loader(8, 4), model=mlp(seed=5))
+
+    assert metrics["loss"] > 0 and (tmp_path / "traced_model.pt2").read_bytes() == before
+
+
+def test_an_evaluation_within_training_leaves_the_scale_of_the_rate():
+    """The warm-up counts each step."""
+    scale, counts = dl.LRScaleCallback("linear", warmup_steps=9), []
+
+    def evaluate(runner):
+        if runner.batch_step == 2:
+            runner.evaluate_loader(loader(8, 4))
+        counts.append(*scale.num_steps.values())
+
+    train(callbacks=[scale, at("on_step_end", evaluate)])
+
+    assert counts == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("average", [dl.EMACallback(0.5), dl.SWACallback(1)], ids=["EMA", "SWA"])
+def test_averages_of_weights_that_are_pruned_meanwhile_are_refused(average):
+    """They would not be pruned."""
+    with pytest.raises(ValueError, match=r"PruningCallback.* averages of .*leave out prune_on_epoch_end"):
+        train(callbacks=[dl.PruningCallback(prune_on_epoch_end=True), average])
+
+
+class LaterSaver(dl.Runner):
+    """A runner of two stages, of which the second saves."""
+
+    stages = ("first", "second")
+
+    def __init__(self, folder, *, num_epochs, lr):
+        super().__init__(model=mlp())
+        self.folder, self.num_stage_epochs, self.lr = folder, num_epochs, lr
+
+    def get_engine(self):
+        return "cpu"
+
+    def get_loggers(self):
+        return {}
+
+    def get_loaders(self, stage):
+        return LOADERS
+
+    def get_optimizer(self, stage, model):
+        return torch.optim.SGD(model.parameters(), lr=self.lr)
+
+    def get_stage_len(self, stage):
+        return 1 if stage == "first" else self.num_stage_epochs
+
+    def get_callbacks(self, stage):
+        options = {"monitor": "valid/loss", "load_best_on_end": True}
+        return {} if stage == "first" else {"saves": dl.CheckpointCallback(self.folder, **options)}
+
+    def handle_batch(self, batch):
+        features, targets = batch
+        loss = nn.functional.cross_entropy(self.model(features), targets)
+        self.batch_metrics["loss"] = loss
+        self.learn(loss)
+
+
+def test_a_later_stage_does_not_save_among_the_checkpoints_of_another_run(tmp_path):
+    """Its best weights would be those of that run."""
+    LaterSaver(tmp_path, num_epochs=3, lr=0.5).run()
+
+    with pytest.raises(FileExistsError):
+        LaterSaver(tmp_path, num_epochs=1, lr=0.0).run()
+
+
+def test_stages_with_callbacks_of_their_own_may_save_in_one_folder(tmp_path):
+    runner = LaterSaver(tmp_path, num_epochs=1, lr=0.1)
+    runner.stages = ("second", "third")
+
+    runner.run()
+
+    assert runner.epoch_step == 2
+
+
+def test_a_soft_update_at_the_start_of_an_epoch_is_made_once(tmp_path):
+    """A run that resumes within an epoch has made it."""
+
+    class Two(dl.SupervisedRunner):
+        def forward(self, batch, **kwargs):
+            return {"logits": self.model["a"](batch["features"])}
+
+    def run(folder, *callbacks, **options):
+        models = {"a": mlp(), "t": mlp(seed=2)}
+        own = [dl.SoftUpdateCallback("t", "a", 0.5, "on_epoch_start"), saving(folder, every_steps=2)]
+        options = {"optimizer": sgd(models["a"]), "num_epochs": 2, **options}
+        return train(models, runner=Two(), callbacks=[*own, *callbacks], **options)
+
+    whole = run(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parts", Interrupt(7))
+    resumed = run(tmp_path / "parts", resume=tmp_path / "parts")
+
+    assert torch.equal(weights(whole.model["t"]), weights(resumed.model["t"]))
+
+
+def test_a_schedule_that_is_left_out_for_an_epoch_is_not_stepped_by_the_optimizer():
+    """Steps of the optimizer step a schedule, too, if a batch has several."""
+    rates, model = [], mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    flow = dl.ControlFlowCallback(dl.SchedulerCallback(interval="step"), ignore_epochs=[1])
+
+    note = at("on_epoch_end", lambda runner: rates.append(runner.optimizer.param_groups[0]["lr"]))
+    train(model, optimizer=optimizer, scheduler=StepLR(optimizer, 1, 0.5), num_epochs=2, callbacks=[flow, note])
+
+    assert rates == [1.0, 0.5**4]
+
+
+def test_a_scale_that_is_left_out_for_an_epoch_counts_no_step():
+    scale = dl.LRScaleCallback("linear", warmup_steps=9)
+
+    train(num_epochs=2, callbacks=[dl.ControlFlowCallback(scale, epochs=[1])])
+
+    assert scale.num_steps == {"": 4}
+
+
+def test_an_evaluation_in_another_precision_leaves_that_of_the_criterion():
+    seen = []
+
+    class Criterion(nn.CrossEntropyLoss):
+        def forward(self, *args):
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return super().forward(*args)
+
+    def evaluate(runner):
+        if runner.batch_step == 2:
+            runner.evaluate_loader(loader(4, 4), precision="fp32", cpu=True)
+
+    train(criterion=Criterion(), engine="cpu", precision="bf16", callbacks=[at("on_step_end", evaluate)])
+
+    assert seen == [True, True, False, True, True]
+
+
+def test_a_schedule_begins_again_after_a_run_that_failed():
+    """The step that failed has no step of the schedule."""
+    schedule, fails = dl.SchedulerCallback(interval="step"), at("on_batch_end", lambda runner: 1 / 0, order=70)
+
+    def run(*callbacks):
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        train(model, optimizer=optimizer, scheduler=StepLR(optimizer, 1, 0.5), callbacks=[schedule, *callbacks])
+        return optimizer.param_groups[0]["lr"]
+
+    with pytest.raises(ZeroDivisionError):
+        run(fails)
+
+    assert run() == 0.5**4
+
+
+def test_an_interrupted_search_of_a_rate_gives_the_rate_back():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(model, optimizer=optimizer, callbacks=[dl.LRFinder(10.0), Interrupt(3)])
+
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
+
+
+def test_a_logger_of_a_run_that_failed_logs_the_epoch_again(tmp_path):
+    logger, fails = dl.JSONLLogger(tmp_path), at("on_loader_end", lambda runner: 1 / runner.is_train_loader)
+    options = {"loaders": LOADERS, "loggers": {"console": None, "jsonl": logger}, "logdir": tmp_path, "resume": "auto"}
+
+    with pytest.raises(ZeroDivisionError):
+        train(callbacks=[fails], **options)
+    train(**options)
+
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["loader"], line["epoch"]) for line in lines] == [("train", 1), ("valid", 1)]
+
+
+def test_each_run_is_profiled(tmp_path):
+    profiler = dl.ProfilerCallback(tmp_path / "trace.json", num_batches=2)
+
+    train(callbacks=[profiler])
+    (tmp_path / "trace.json").unlink()
+    train(callbacks=[profiler])
+
+    assert (tmp_path / "trace.json").exists()
+
+
+def test_operations_are_counted_for_each_model():
+    """A second run with the same callback has a larger model."""
+    callback, found = dl.SystemMetricsCallback(peak_flops=1e9), []
+
+    for width in (1, 100):
+        train(nn.Sequential(nn.Linear(6, 3 * width), nn.Linear(3 * width, 3)), callbacks=[callback])
+        found.append(callback.flops_per_sample)
+
+    assert found[1] == 100 * found[0]
+
+
+def test_skipped_steps_are_counted_across_a_resume(tmp_path):
+    """The gradient scaler skips the first steps of the epoch."""
+
+    def run(folder, *callbacks, **options):
+        engine = dl.CPUEngine(precision=dl.AMP(torch.float16, scaler={"init_scale": 2.0**24}))
+        saver = saving(folder, every_steps=2)
+        return train(engine=engine, loaders={"train": loader(40, 4)}, callbacks=[saver, *callbacks], **options)
+
+    whole = run(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parts", Interrupt(9))
+    resumed = run(tmp_path / "parts", resume=tmp_path / "parts")
+
+    skipped = [each.epoch_metrics["train"]["skipped_steps"] for each in (whole, resumed)]
+    assert skipped[0] == skipped[1] > 0
+
+
+@pytest.mark.parametrize("metric", [None, "accuracy"])
+def test_a_process_without_a_sample_computes_no_aggregate_of_metrics(metric):
+    """9 samples in batches of 4 and two processes: the last step has one sample."""
+    names = ["accuracy", "loss"] if metric is None else {"accuracy": 0.0, "loss": 1.0}
+    reduction = "mean" if metric is None else "weighted_sum"
+    callbacks = [dl.AccuracyCallback(), dl.MetricAggregationCallback("score", names, reduction)]
+
+    runner = train(num_processes=2, loaders={"train": loader(9, 4)}, callbacks=callbacks)
+
+    assert runner.epoch_metrics["train"]["score"] > 0
