@@ -125,7 +125,7 @@ class FreezeCallback(Callback):
 
     def load_state_dict(self, state: StateDict) -> None:
         # A checkpoint holds the modes of frozen batch norms, which are in training mode again afterwards.
-        self._freeze(state["is_frozen"])
+        self._freeze(state.get("is_frozen", False))
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -276,6 +276,7 @@ def gpu_runner(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**30)
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: next(percents))
     engine = SimpleNamespace(device=SimpleNamespace(type="cuda"), num_processes=1, rank=0, compile_arguments=None)
+    engine.data_parallel = engine
     return make_runner(engine=engine, batch_size=4, batch_step=10, optimizer_step=9, log_every=10)
 
 
