@@ -79,12 +79,13 @@ class PeriodicLoaderCallback(Callback):
         if len(self._skipped) == len(runner.loaders):
             raise ValueError(f"no loader runs in epoch {epoch} with the periods {self.loader_periods}")
         runner.loaders = {key: loader for key, loader in runner.loaders.items() if key not in self._skipped}
+        runner.current_run.stage.left_out_loaders = self._skipped
 
     def on_epoch_end(self, runner: IRunner) -> None:
         # By key, to keep the loaders that other callbacks have replaced.
         loaders = runner.loaders | self._skipped
         runner.loaders = {key: loaders[key] for key in self._order}
-        self._skipped = {}
+        runner.current_run.stage.left_out_loaders = self._skipped = {}
 
     def _is_due(self, key: str, epoch: int) -> bool:
         period = self.loader_periods.get(key, 1)

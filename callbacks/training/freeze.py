@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from runnerkit.callback import Callback, CallbackOrder
+from runnerkit.callback import Callback, CallbackOrder, innermost
+from runnerkit.callbacks.checkpoint import CheckpointCallback
 from runnerkit.errors import check_component
 from runnerkit.support.arguments import check_integers, check_names, check_strings
 from runnerkit.support.torch_internals import BatchOrInstanceNorm
@@ -83,6 +84,13 @@ class FreezeCallback(Callback):
         if len(names) == len(trained):
             raise ValueError(f"FreezeCallback would freeze all parameters of the model, by {list(self.patterns)}")
         self._check_unused(runner)
+        savers = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, CheckpointCallback)]
+        if any(each.trainable_only for each in savers):
+            raise ValueError(
+                "CheckpointCallback(trainable_only=True) leaves out what is frozen for the whole run, and "
+                "FreezeCallback freezes for some epochs: leave out trainable_only, or call utils.set_requires_grad "
+                "before the run instead"
+            )
         self._parameters = [trained[name] for name in names]
         frozen = {id(each) for each in self._parameters}
         self._batch_norms = [

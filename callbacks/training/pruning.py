@@ -107,9 +107,14 @@ class PruningCallback(Callback):
         if any(map(is_dtensor, self._parameters.values())):
             raise ValueError("PruningCallback cannot prune a sharded model: use DistributedDataParallelEngine")
         self._check_sizes()
-        self.masks = {}
         if not self.prune_on_epoch_end:
+            self.masks = {}
             return  # prunes after training only
+        # Those of an earlier stage of the same model.
+        if self.masks.keys() == self._parameters.keys() and all(map(self._has_zeros, self._parameters)):
+            self._take(self.masks)
+        else:
+            self.masks = {}
         for each in map(innermost, runner.callbacks.values()):
             if isinstance(each, WeightAverageCallback) and (self.model_key or "") in each.averages:
                 raise ValueError(
@@ -122,6 +127,10 @@ class PruningCallback(Callback):
                 self._hooks.append(hook)
         for optimizer in as_dict(runner.optimizer).values():
             self._hooks.append(optimizer.register_step_post_hook(self._apply))
+
+    def _has_zeros(self, name: str) -> bool:
+        parameter, mask = self._parameters[name].detach().cpu(), self.masks[name].cpu()
+        return parameter.shape == mask.shape and not parameter[~mask].any()
 
     def _check_sizes(self) -> None:
         """Raise before training for sizes that torch would refuse after it."""

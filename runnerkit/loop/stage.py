@@ -53,6 +53,7 @@ class Stage(ProcessState):
         made_schedulers: keys of the schedulers that were made by functions of that number.
         rate_factors: what multiplied the rates of the optimizers in their last steps, by key; empty if nothing does.
         weight_units: of the batches' weights.
+        left_out_loaders: those that do not run in this epoch, by key, of which checkpoints hold the positions too.
         checked_batch_sizes, compared_streams: keys of loaders whose first batch was checked.
         has_checked_criterion: whether a warning was due that batches need other weights than those of their gradients.
         miscounted: keys of loaders of which a warning said that a batch counts other samples than they gave.
@@ -75,6 +76,7 @@ class Stage(ProcessState):
         self.made_schedulers: frozenset[str] = frozenset()
         self.rate_factors: dict[str, float] = {}
         self.weight_units = WeightUnits()
+        self.left_out_loaders: dict[str, Any] = {}
         self.checked_batch_sizes: set[str] = set()
         self.compared_streams: set[str] = set()
         self.miscounted: set[str] = set()

@@ -107,6 +107,7 @@ class Snapshot:
         evaluated, trained = weights.evaluated_and_trained(whole=whole)
         # Within a loader the flag ends that loader only; a resumed run must not end the stage because of it.
         stops = runner.need_early_stop and not runner.is_within_loader
+        loaders = {**runner.loaders, **runner.current_run.stage.left_out_loaders}
         callbacks = {key: callback.state_dict() for key, callback in runner.callbacks.items()}
         with_state = [key for key, state in callbacks.items() if state]
         content: Content = {
@@ -117,8 +118,8 @@ class Snapshot:
             "counters": runner.current_run.position.state_dict(runner) | {"need_early_stop": stops},
             "stopped_by": _stoppers(runner.callbacks),
             "within": LoaderPlace.of(runner).state_dict() if runner.is_within_loader else None,
-            "streams": _streams(runner.loaders, runner.loader_key if runner.is_within_loader else None, engine),
-            "stream_orders": {key: share_of(loader).described() for key, loader in runner.loaders.items()},
+            "streams": _streams(loaders, runner.loader_key if runner.is_within_loader else None, engine),
+            "stream_orders": {key: share_of(loader).described() for key, loader in loaders.items()},
             "ended_orders": {} if runner.is_within_loader else _ended_orders(runner.loaders),
             "modes": {key: each.state_dict() for key, each in runner.current_run.stage.training_modes.items()},
             "criterion_state_dict": _states(runner.criterion),

@@ -186,7 +186,7 @@ def test_an_evaluation_in_another_precision_leaves_that_of_the_criterion():
 
 
 def test_a_schedule_begins_again_after_a_run_that_failed():
-    """The step that failed has no step of the schedule."""
+    """The batch that failed had stepped the optimizer only."""
     schedule, fails = dl.SchedulerCallback(interval="step"), at("on_batch_end", lambda runner: 1 / 0, order=70)
 
     def run(*callbacks):
@@ -271,3 +271,55 @@ def test_a_process_without_a_sample_computes_no_aggregate_of_metrics(metric):
     runner = train(num_processes=2, loaders={"train": loader(9, 4)}, callbacks=callbacks)
 
     assert runner.epoch_metrics["train"]["score"] > 0
+
+
+def test_frozen_epochs_and_checkpoints_without_frozen_parameters_are_refused(tmp_path):
+    """What is frozen when a checkpoint is saved is not what is frozen when it is loaded."""
+    with pytest.raises(ValueError, match=r"trainable_only=True.* FreezeCallback .*leave out trainable_only"):
+        train(callbacks=[dl.FreezeCallback("0", until_epoch=1), saving(tmp_path, trainable_only=True)])
+
+
+def test_a_pruned_model_is_pruned_further_in_a_later_stage():
+    """Weights do not grow back; another model has not been pruned."""
+    pruning, logged = dl.PruningCallback(amount=0.5, prune_on_epoch_end=True), []
+
+    class Stages(LaterSaver):
+        def get_model(self, stage):
+            return self.model
+
+        def get_callbacks(self, stage):
+            note = at("on_epoch_end", lambda runner: logged.append(runner.epoch_metrics["train"]["sparsity"]))
+            return {"prunes": pruning, "note": note}
+
+    Stages("", num_epochs=2, lr=0.1).run()
+    Stages("", num_epochs=1, lr=0.1).run()
+
+    assert logged == pytest.approx([0.5, 0.75, 0.875, 0.5, 0.75], abs=0.02)
+
+
+def test_a_loader_that_is_left_out_keeps_its_place_in_a_resumed_run(tmp_path):
+    """Loaders that continue from epoch to epoch, of which one runs in every second epoch."""
+    seen = {}
+
+    class Notes(dl.SupervisedRunner):
+        def handle_batch(self, batch):
+            super().handle_batch(batch)
+            seen.setdefault((self.folder, self.epoch_step, self.loader_key), []).append(
+                self.batch["features"].sum().item()
+            )
+
+    def run(folder, *callbacks, **options):
+        runner = Notes()
+        runner.folder = folder.name
+        loaders = {"train_a": loader(16, 4), "train_b": loader(16, 4, seed=1), "valid": loader(8, 4)}
+        periodic = dl.PeriodicLoaderCallback(monitor="valid/loss", train_b=2, valid=1)
+        own = [periodic, saving(folder, every_steps=1), *callbacks]
+        options = {"loaders": loaders, "epoch_steps": 2, "num_epochs": 4, **options}
+        return train(runner=runner, callbacks=own, **options)
+
+    run(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parts", Interrupt(8))
+    run(tmp_path / "parts", resume=tmp_path / "parts")
+
+    assert seen["whole", 4, "train_b"] == seen["parts", 4, "train_b"] != seen["whole", 2, "train_b"]
