@@ -274,7 +274,7 @@ def test_a_process_without_a_sample_computes_no_aggregate_of_metrics(metric):
 
 
 def test_frozen_epochs_and_checkpoints_without_frozen_parameters_are_refused(tmp_path):
-    """What is frozen when a checkpoint is saved is not what is frozen when it is loaded."""
+    """A checkpoint leaves out what is frozen when it is saved, and needs it when it is loaded."""
     with pytest.raises(ValueError, match=r"trainable_only=True.* FreezeCallback .*leave out trainable_only"):
         train(callbacks=[dl.FreezeCallback("0", until_epoch=1), saving(tmp_path, trainable_only=True)])
 
