@@ -124,12 +124,14 @@ class Calls(dl.Callback):
 
 
 def trained(*callbacks, **options):
-    """Train two epochs, and return the weights, all metrics, and the next random numbers."""
+    """Train two epochs, and return the weights, all metrics, and the run's next random number."""
+    drawn = []
+    draw = at("on_experiment_end", lambda runner: drawn.append(torch.rand(1).item()), order=1000)
     loaders = {"train": loader(22, 4, shuffle=True), "valid": loader(9, 4, seed=1)}
-    callbacks = [dl.AccuracyCallback("logits", "targets"), *callbacks]
+    callbacks = [dl.AccuracyCallback("logits", "targets"), *callbacks, draw]
     options = {"runner": Predicts(), "num_epochs": 2, "valid_every_steps": 3, **options}
     runner = train(net(), loaders=loaders, callbacks=callbacks, **options)
-    return weights(runner.model), runner.experiment_metrics, torch.rand(1).item()
+    return weights(runner.model), runner.experiment_metrics, drawn
 
 
 def assert_same(found, expected):
