@@ -188,6 +188,11 @@ def innermost(callback: ICallback) -> ICallback:
     return callback
 
 
+def outermost(callback: ICallback, callbacks: Iterable[ICallback]) -> ICallback:
+    """Return the one of `callbacks` that `callback` is, or that wraps it and says when it acts; otherwise itself."""
+    return next((each for each in callbacks if innermost(each) is callback), callback)
+
+
 class ICriterionCallback(Callback):
     """A callback that computes a loss."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch.optim import Optimizer
 
-from runnerkit.callback import Callback, CallbackOrder, innermost
+from runnerkit.callback import Callback, CallbackOrder, innermost, outermost
 from runnerkit.errors import check_component
 from runnerkit.support.arguments import check_integers, check_strings
 from runnerkit.types import StateDict, as_dict
@@ -93,7 +93,7 @@ class LRScaleCallback(Callback):
         world_size, factors = runner.engine.data_parallel.num_processes, runner.current_run.stage.rate_factors
         factors[key] = self.factor(world_size=world_size, step=max(0, self.num_steps[key] - 1))  # of the last step
 
-        wrapper = next((each for each in runner.callbacks.values() if innermost(each) is self), self)
+        wrapper = outermost(self, runner.callbacks.values())
 
         def scale(*_: Any) -> None:
             if key in self._unscaled or not wrapper.acts_in_loader(runner):  # a nested optimizer calls the hooks again

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.optim import Optimizer, lr_scheduler
 
-from runnerkit.callback import CallbackOrder, ISchedulerCallback, innermost, last_training_loader, monitor_of_savers
+from runnerkit.callback import CallbackOrder, ISchedulerCallback, last_training_loader, monitor_of_savers, outermost
 from runnerkit.callbacks.training.parts.schedule_length import check_length
 from runnerkit.callbacks.training.parts.schedule_unit import (
     check_unit,
@@ -180,7 +180,7 @@ class SchedulerCallback(ISchedulerCallback):
     def _follow(self, scheduler: Any, runner: IRunner) -> None:
         self._scheduler, self._count, self._is_checked = scheduler, None, False
         self._optimizer_stepped = False
-        wrapper = next((each for each in runner.callbacks.values() if innermost(each) is self), self)
+        wrapper = outermost(self, runner.callbacks.values())
         acts = None if wrapper is self else wrapper.acts_in_loader
         self._after = scheduler.after if isinstance(scheduler, WarmupLR) else scheduler
         is_made = (self.scheduler_key or "") in runner.current_run.stage.made_schedulers

@@ -14,32 +14,24 @@ from tests.tiny import loader, mlp, sgd, train, weights
 LOADERS = {"train": loader(16, 4), "valid": loader(12, 4)}
 
 
-def assert_resumed_is_whole(tmp_path, make, *, model=mlp, num_epochs=3, stop=None, **options):
-    """Compare a run with one that was interrupted and resumed, bit for bit; return both runners."""
-    options = {"num_epochs": num_epochs, "loaders": LOADERS, **options}
-    whole = train(model(), callbacks=make(), logdir=tmp_path / "whole", **options)
-    parts = {**options, "logdir": tmp_path / "parts"}
-    if stop is None:
-        train(model(), callbacks=make(), **{**parts, "num_epochs": 1})
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            train(model(), callbacks=[*make(), stop], **parts)
-    resumed = train(model(), callbacks=make(), resume="auto", **parts)
-    assert torch.equal(weights(whole.model), weights(resumed.model))
-    return whole, resumed
-
-
 def saving(folder, **options):
     return dl.CheckpointCallback(folder, content="runner", **options)
 
 
 def test_batch_norm_that_was_frozen_trains_again_after_a_resume(tmp_path):
     """The checkpoint of the last frozen epoch holds its evaluation mode."""
-    whole, _ = assert_resumed_is_whole(
-        tmp_path, lambda: [dl.FreezeCallback(["0", "1"], until_epoch=1)], model=lambda: mlp(batch_norm=True)
-    )
 
-    assert whole.model[1].num_batches_tracked == 8
+    def run(folder, **options):
+        freeze = dl.FreezeCallback(["0", "1"], until_epoch=1)
+        return train(
+            mlp(batch_norm=True), loaders=LOADERS, callbacks=[freeze], logdir=tmp_path / folder, **options
+        ).model
+
+    whole = run("whole", num_epochs=3)
+    run("parts", num_epochs=1)
+    resumed = run("parts", num_epochs=3, resume="auto")
+
+    assert torch.equal(weights(whole), weights(resumed)) and whole[1].num_batches_tracked == 8
 
 
 def test_an_evaluation_after_training_writes_and_asks_for_nothing(tmp_path):
