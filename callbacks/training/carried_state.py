@@ -49,13 +49,13 @@ class CarriedStateCallback(Callback):
         self._runner = None
 
     def on_loader_start(self, runner: IRunner) -> None:
-        self._outer.append(getattr(runner, self.attribute, None))
+        self._outer.append(self._state(runner))
         loaded, self._loaded = self._loaded, None
         is_resumed = loaded is not None and runner.loader_batch_step > 0
         setattr(runner, self.attribute, self._own_part(loaded, runner.engine) if is_resumed else None)
 
     def on_batch_end(self, runner: IRunner) -> None:
-        setattr(runner, self.attribute, each_tensor(getattr(runner, self.attribute), Tensor.detach))
+        setattr(runner, self.attribute, each_tensor(self._state(runner), Tensor.detach))
 
     def on_loader_end(self, runner: IRunner) -> None:
         setattr(runner, self.attribute, self._outer.pop())
@@ -65,11 +65,14 @@ class CarriedStateCallback(Callback):
         if runner is None or not runner.is_within_loader:
             return {}
         # Every rank calls this when a checkpoint is saved.
-        of_ranks = runner.engine.data_parallel.gather_object(each_tensor(getattr(runner, self.attribute), Tensor.cpu))
+        of_ranks = runner.engine.data_parallel.gather_object(each_tensor(self._state(runner), Tensor.cpu))
         return {"state": _merged(of_ranks, self.dim)}
 
     def load_state_dict(self, state: StateDict) -> None:
         self._loaded = state.get("state")
+
+    def _state(self, runner: IRunner) -> Any:
+        return getattr(runner, self.attribute, None)
 
     def _own_part(self, state: Any, engine: IEngine) -> Any:
         def own(rows: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch.distributed import DistError, Store  # type: ignore[attr-defined]  # 
 from runnerkit.engines.failures.failure import FAILED, Failure, WorkerError, describe, is_consequence
 from runnerkit.engines.failures.stuck import ask_others, is_timeout
 from runnerkit.engines.failures.time_limit import within
+from runnerkit.support.platform import signals
 
 _REPORT_S = 3.0  # time for other ranks to report what happened to them
 _READ_S = 5.0  # time for other ranks to read the reports
@@ -43,7 +44,7 @@ def root_cause(
 @contextmanager
 def _without_sigchld() -> Iterator[None]:
     """Keep torch from raising in the main thread, in the middle of the body, when a loader's worker has ended."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
+    if threading.current_thread() is not threading.main_thread() or not signals("SIGCHLD"):
         yield
         return
     try:

@@ -15,6 +15,7 @@ from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+_UNSET = object()
 
 
 class Members:
@@ -60,8 +61,8 @@ def field_values(value: Any) -> Iterator[tuple[str, Any]]:
     {'height': 2, 'width': 3}
     """
     for name in (each.name for each in fields(value)):
-        if hasattr(value, name):
-            yield name, getattr(value, name)
+        if (held := getattr(value, name, _UNSET)) is not _UNSET:
+            yield name, held
 
 
 def overrides(value: object, base: type, method: str) -> bool:

@@ -22,7 +22,8 @@ def signals(*names: str) -> tuple[signal.Signals, ...]:
     >>> signals("SIGINT", "SIGNONE") == (signal.SIGINT,)
     True
     """
-    return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
+    known = signal.Signals.__members__
+    return tuple(known[name] for name in names if name in known)
 
 
 def replace(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:

@@ -37,7 +37,7 @@ def names_of_stub(module: str) -> tuple[Callable[[str], Any], Callable[[], list[
         if module_of[name] == f"{module}.{name}":
             value = source
         else:  # as `from package import name` does: a submodule need not have been imported
-            value = getattr(source, name) if hasattr(source, name) else import_module(f"{module_of[name]}.{name}")
+            value = getattr(source, name, None) or import_module(f"{module_of[name]}.{name}")
         setattr(sys.modules[module], name, value)  # the next lookup does not reach this function
         return value
 
