@@ -28,13 +28,13 @@ class Jobs:
         self.mark = uuid.uuid4().hex
         shutil.copy(ROOT / "tests" / "launchers" / "script.py", folder / "train.py")
         self._install(folder / "bin")
-        self.environment = {
-            **os.environ,
+        self.changed = {  # in the environment of the commands
             MARK: self.mark,
             "PATH": os.pathsep.join([str(folder / "bin"), os.path.dirname(sys.executable), os.environ["PATH"]]),
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
         }
+        self.environment = {**os.environ, **self.changed}
         self._started = []
 
     @staticmethod

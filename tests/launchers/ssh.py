@@ -1,6 +1,5 @@
 """Ways from one host to another: OpenSSH's server on each, or a stand-in that enters the host's namespaces."""
 
-import os
 import shlex
 import shutil
 import subprocess
@@ -78,8 +77,7 @@ class Servers:
         (self._folder / "sshd_config").write_text(SERVER_CONFIG.format(folder=self._folder))
         (self._folder / "ssh_config").write_text(CLIENT_CONFIG.format(folder=self._folder))
         # A login has a fresh environment, and the user's ~/.bashrc may change the PATH.
-        changed = {key: value for key, value in self._jobs.environment.items() if os.environ.get(key) != value}
-        exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in changed.items())
+        exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in self._jobs.changed.items())
         _write_program(self._folder / "session", f'{exports}exec bash -c "$SSH_ORIGINAL_COMMAND"\n')
         _write_program(
             self._jobs.folder / "bin" / "ssh", f'exec {shutil.which("ssh")} -F {self._folder}/ssh_config "$@"\n'
