@@ -109,6 +109,7 @@ class LRFinder(Callback):
         return name_of(path)
 
     def on_stage_start(self, runner: IRunner) -> None:
+        self._own_lrs = []  # those of an earlier run's optimizer
         optimizers = as_dict(runner.optimizer)
         check_component(self, "optimizer", self.optimizer_key, optimizers)
         others = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, LRFinder)]
@@ -158,10 +159,12 @@ class LRFinder(Callback):
         if not self._is_over:
             self._set_lrs(runner, 1.0)
             logger.warning("the stage ended after %d of LRFinder's %d batches", len(self.lrs), self._num_steps)
+        self._own_lrs = []
 
     def on_exception(self, runner: IRunner) -> None:
         if self._own_lrs:
             self._set_lrs(runner, 1.0)
+        self._own_lrs = []
 
     def _groups(self, runner: IRunner) -> list[dict[str, Any]]:
         groups: list[dict[str, Any]] = as_dict(runner.optimizer)[self.optimizer_key or ""].param_groups

@@ -96,7 +96,10 @@ class LRScaleCallback(Callback):
         wrapper = outermost(self, runner.callbacks.values())
 
         def scale(*_: Any) -> None:
-            if key in self._unscaled or not wrapper.acts_in_loader(runner):  # a nested optimizer calls the hooks again
+            if key in self._unscaled:  # a nested optimizer calls the hooks again
+                return
+            if not wrapper.acts_in_loader(runner):
+                factors[key] = 1.0
                 return
             self._unscaled[key] = [group["lr"] for group in optimizer.param_groups]
             factors[key] = self.factor(world_size=world_size, step=self.num_steps[key])

@@ -110,11 +110,7 @@ class PruningCallback(Callback):
         if not self.prune_on_epoch_end:
             self.masks = {}
             return  # prunes after training only
-        # Those of an earlier stage of the same model.
-        if self.masks.keys() == self._parameters.keys() and all(map(self._has_zeros, self._parameters)):
-            self._take(self.masks)
-        else:
-            self.masks = {}
+        self._take(self._earlier_masks())
         for each in map(innermost, runner.callbacks.values()):
             if isinstance(each, WeightAverageCallback) and (self.model_key or "") in each.averages:
                 raise ValueError(
@@ -128,9 +124,17 @@ class PruningCallback(Callback):
         for optimizer in as_dict(runner.optimizer).values():
             self._hooks.append(optimizer.register_step_post_hook(self._apply))
 
-    def _has_zeros(self, name: str) -> bool:
-        parameter, mask = self._parameters[name].detach().cpu(), self.masks[name].cpu()
-        return parameter.shape == mask.shape and not parameter[~mask].any()
+    def _earlier_masks(self) -> dict[str, Tensor]:
+        """Return what an earlier stage pruned of this model and is still zero; its best weights may have less."""
+        masks = {}
+        for name, parameter in self._parameters.items():
+            earlier = self.masks.get(name)
+            if earlier is None or earlier.shape != parameter.shape:
+                return {}
+            masks[name] = earlier.cpu() | (parameter.detach().cpu() != 0)
+            if masks[name].all() and not earlier.all():  # another model
+                return {}
+        return masks
 
     def _check_sizes(self) -> None:
         """Raise before training for sizes that torch would refuse after it."""
@@ -182,7 +186,7 @@ class PruningCallback(Callback):
         self._apply()
 
     def _take(self, masks: dict[str, Tensor]) -> None:
-        self.masks = {name: masks[name].to(self._parameters[name].device) for name in self._parameters}
+        self.masks = {name: each.to(self._parameters[name].device) for name, each in masks.items()}
 
     def state_dict(self) -> StateDict:
         return {"masks": dict(self.masks)}
@@ -193,5 +197,4 @@ class PruningCallback(Callback):
                 f"the checkpoint has masks of {sorted(state['masks'])}, but PruningCallback prunes "
                 f"{sorted(self._parameters)}: pass the same keys_to_prune and layers_to_prune"
             )
-        if state["masks"]:
-            self._take(state["masks"])
+        self._take(state["masks"])

@@ -315,3 +315,51 @@ def test_a_loader_that_is_left_out_keeps_its_place_in_a_resumed_run(tmp_path):
     run(tmp_path / "parts", resume=tmp_path / "parts")
 
     assert seen["whole", 4, "train_b"] == seen["parts", 4, "train_b"] != seen["whole", 2, "train_b"]
+
+
+def test_a_search_of_a_rate_that_is_refused_leaves_the_new_optimizers_rate():
+    finder, model = dl.LRFinder(10.0), mlp()
+    train(model, optimizer=sgd(model, lr=0.001), callbacks=[finder])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    with pytest.raises(ValueError, match="scheduler"):
+        train(model, optimizer=optimizer, scheduler=StepLR(optimizer, 1), callbacks=[finder])
+
+    assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+def test_a_run_that_is_resumed_before_it_pruned_has_no_masks_of_the_failed_one(tmp_path):
+    loaders, pruning, model = {"train": loader(16, 4), "valid": loader(12, 4)}, _pruning(), mlp()
+    whole = train(mlp(), loaders=loaders, callbacks=[_pruning()])
+
+    def fail(runner):
+        if not runner.is_train_loader:
+            raise KeyboardInterrupt
+
+    saver = saving(tmp_path, every_steps=2)
+    with pytest.raises(KeyboardInterrupt):
+        train(model, loaders=loaders, callbacks=[pruning, saver, at("on_loader_end", fail, order=200)])
+    resumed = train(model, loaders=loaders, callbacks=[pruning, saving(tmp_path, every_steps=2)], resume=tmp_path)
+
+    assert torch.equal(weights(resumed.model), weights(whole.model))
+
+
+def _pruning():
+    return dl.PruningCallback(amount=0.5, prune_on_epoch_end=True)
+
+
+def test_the_logged_rate_is_unscaled_in_epochs_without_scaling(monkeypatch):
+    monkeypatch.setattr(dl.LRScaleCallback, "factor", lambda self, *, world_size, step: 4.0)
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    callback = dl.ControlFlowCallback(dl.LRScaleCallback("linear"), epochs=[1])
+    runner = train(model, optimizer=optimizer, num_epochs=2, callbacks=[callback])
+
+    rates = [each["train"]["lr"] for each in runner.experiment_metrics.values()]
+    assert rates == pytest.approx([0.4, 0.1])
+
+
+def test_weights_that_are_never_trained_may_be_left_out_of_checkpoints_of_the_model(tmp_path):
+    saver = dl.CheckpointCallback(tmp_path, trainable_only=True)
+    assert train(callbacks=[dl.FreezeCallback("0"), saver]).epoch_metrics["train"]["loss"] > 0
