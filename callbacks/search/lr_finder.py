@@ -109,7 +109,6 @@ class LRFinder(Callback):
         return name_of(path)
 
     def on_stage_start(self, runner: IRunner) -> None:
-        self._own_lrs = []  # those of an earlier run's optimizer
         optimizers = as_dict(runner.optimizer)
         check_component(self, "optimizer", self.optimizer_key, optimizers)
         others = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, LRFinder)]

@@ -85,9 +85,10 @@ class FreezeCallback(Callback):
             raise ValueError(f"FreezeCallback would freeze all parameters of the model, by {list(self.patterns)}")
         self._check_unused(runner)
         savers = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, CheckpointCallback)]
+        left_out = [each for each in savers if each.trainable_only]
         is_for_good = self.from_epoch == 1 and self.until_epoch is None
-        loads = [each.content == "runner" or each.load_best_on_end or each.load_best_of_run for each in savers]
-        if any(each.trainable_only and (load or not is_for_good) for each, load in zip(savers, loads, strict=True)):
+        is_loaded = any(each.content == "runner" or each.load_best_on_end or each.load_best_of_run for each in left_out)
+        if left_out and (is_loaded or not is_for_good):
             raise ValueError(
                 "CheckpointCallback(trainable_only=True) leaves out what is frozen for the whole run, and "
                 "FreezeCallback freezes for some epochs: leave out trainable_only, or call utils.set_requires_grad "

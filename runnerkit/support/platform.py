@@ -22,7 +22,7 @@ def signals(*names: str) -> tuple[signal.Signals, ...]:
     >>> signals("SIGINT", "SIGNONE") == (signal.SIGINT,)
     True
     """
-    known = signal.Signals.__members__
+    known = vars(signal)
     return tuple(known[name] for name in names if name in known)
 
 

@@ -21,6 +21,7 @@ def names_of_stub(module: str) -> tuple[Callable[[str], Any], Callable[[], list[
     Args:
         module: the module's ``__name__``.
 
+    >>> import runnerkit.dl
     >>> get, names, public = names_of_stub("runnerkit.dl")
     >>> get("CPUEngine")
     <class 'runnerkit.engines.device.CPUEngine'>

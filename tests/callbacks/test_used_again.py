@@ -329,23 +329,22 @@ def test_a_search_of_a_rate_that_is_refused_leaves_the_new_optimizers_rate():
 
 
 def test_a_run_that_is_resumed_before_it_pruned_has_no_masks_of_the_failed_one(tmp_path):
-    loaders, pruning, model = {"train": loader(16, 4), "valid": loader(12, 4)}, _pruning(), mlp()
-    whole = train(mlp(), loaders=loaders, callbacks=[_pruning()])
+    def run(model, pruning, *others, **options):
+        callbacks = [pruning, saving(tmp_path, every_steps=2), *others]
+        return train(model, loaders=LOADERS, callbacks=callbacks, **options)
+
+    whole = train(loaders=LOADERS, callbacks=[dl.PruningCallback(amount=0.5, prune_on_epoch_end=True)])
+    model, pruning = mlp(), dl.PruningCallback(amount=0.5, prune_on_epoch_end=True)
 
     def fail(runner):
         if not runner.is_train_loader:
             raise KeyboardInterrupt
 
-    saver = saving(tmp_path, every_steps=2)
     with pytest.raises(KeyboardInterrupt):
-        train(model, loaders=loaders, callbacks=[pruning, saver, at("on_loader_end", fail, order=200)])
-    resumed = train(model, loaders=loaders, callbacks=[pruning, saving(tmp_path, every_steps=2)], resume=tmp_path)
+        run(model, pruning, at("on_loader_end", fail, order=200))
+    resumed = run(model, pruning, resume=tmp_path)
 
     assert torch.equal(weights(resumed.model), weights(whole.model))
-
-
-def _pruning():
-    return dl.PruningCallback(amount=0.5, prune_on_epoch_end=True)
 
 
 def test_the_logged_rate_is_unscaled_in_epochs_without_scaling(monkeypatch):
@@ -362,4 +361,9 @@ def test_the_logged_rate_is_unscaled_in_epochs_without_scaling(monkeypatch):
 
 def test_weights_that_are_never_trained_may_be_left_out_of_checkpoints_of_the_model(tmp_path):
     saver = dl.CheckpointCallback(tmp_path, trainable_only=True)
-    assert train(callbacks=[dl.FreezeCallback("0"), saver]).epoch_metrics["train"]["loss"] > 0
+    runner = train(callbacks=[dl.FreezeCallback("0"), saver])
+    assert runner.epoch_metrics["train"]["loss"] > 0
+
+    model = mlp()
+    model[0].requires_grad_(False)
+    assert torch.equal(weights(dl.SupervisedRunner(model).load(tmp_path, which="last").model), weights(runner.model))
