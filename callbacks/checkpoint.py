@@ -176,7 +176,7 @@ class CheckpointCallback(ICheckpointCallback):
         self._stop.start_clock()
         self._use_current_name(runner)
         if runner.engine.is_main_process:
-            earlier = [each for each in map(innermost, runner.current_run.stage.known_callbacks) if each is not self]
+            earlier = map(innermost, runner.current_run.stage.known_callbacks[:-1])  # the last is this one
             of_earlier_stages = {each.folder for each in earlier if isinstance(each, CheckpointCallback)}
             self._has_finite = self._store.open(
                 continues=self.folder in of_earlier_stages or runner.is_resumed,

@@ -16,7 +16,7 @@ __all__ = ["JSONLLogger"]
 
 
 class JSONLLogger(FolderLogger):
-    """Logger that writes ``metrics.jsonl``: a line for each pass over a loader and for each logged training step.
+    """Logger that writes ``metrics.jsonl``: a line for each pass over a loader and, if asked, for each training step.
 
     The file is strict JSON: NaN and infinities are the strings "NaN", "Infinity", "-Infinity".
     ``runnerkit.read_metrics`` reads it if there are no CSV files. A metric that is logged twice at the same epoch and

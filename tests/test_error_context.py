@@ -8,6 +8,7 @@ from torch import nn
 
 from runnerkit import dl
 from runnerkit.loop.error_context import is_out_of_memory
+from runnerkit.seeding import generators
 from tests.interrupt import at
 from tests.tiny import loader, train
 
@@ -46,6 +47,21 @@ def test_an_exception_says_where_the_run_stood(event, place):
     [note] = notes_of(LookupError, callbacks=[fail_in(event)])
 
     assert note.startswith(place)
+
+
+def test_generators_that_cannot_be_restored_do_not_hide_the_error(monkeypatch):
+    """After a failed assertion on a GPU, each further call fails."""
+
+    def refuse(states):
+        raise RuntimeError("device-side assert triggered")
+
+    def fail(runner):
+        monkeypatch.setattr(generators, "set_gpu_rng_states", refuse)
+        raise LookupError
+
+    [note] = notes_of(LookupError, callbacks=[at("on_epoch_end", fail)])
+
+    assert "loader 'valid'" in note
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -90,9 +90,8 @@ class FreezeCallback(Callback):
         is_loaded = any(each.content == "runner" or each.load_best_on_end or each.load_best_of_run for each in left_out)
         if left_out and (is_loaded or not is_for_good):
             raise ValueError(
-                "CheckpointCallback(trainable_only=True) leaves out what is frozen for the whole run, and "
-                "FreezeCallback freezes for some epochs: leave out trainable_only, or call utils.set_requires_grad "
-                "before the run instead"
+                "CheckpointCallback(trainable_only=True) leaves out what is frozen when it saves, and FreezeCallback "
+                "gives weights back: leave out trainable_only, or call utils.set_requires_grad before the run instead"
             )
         self._parameters = [trained[name] for name in names]
         frozen = {id(each) for each in self._parameters}

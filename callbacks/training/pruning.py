@@ -95,14 +95,18 @@ class PruningCallback(Callback):
         self.model_key = model_key
         self.masks: dict[str, Tensor] = {}
         self.provides = ("sparsity",)
-        self._parameters: dict[str, nn.Parameter] = {}
+        self._parameters: dict[str, nn.Parameter] = {}  # of this stage or the one before
         self._hooks: list[Any] = []
+
+    def on_experiment_start(self, runner: IRunner) -> None:
+        self.masks = {}
 
     def on_stage_start(self, runner: IRunner) -> None:
         models = as_dict(runner.model)
         check_component(self, "model", self.model_key, models)
         module = runner.engine.unwrap(models[self.model_key or ""])
         check_shapes(module, "PruningCallback")
+        earlier = self._parameters
         self._parameters = prunable(module, keys=self.keys_to_prune, layers=self.layers_to_prune)
         if any(map(is_dtensor, self._parameters.values())):
             raise ValueError("PruningCallback cannot prune a sharded model: use DistributedDataParallelEngine")
@@ -110,7 +114,7 @@ class PruningCallback(Callback):
         if not self.prune_on_epoch_end:
             self.masks = {}
             return  # prunes after training only
-        self._take(self._earlier_masks())
+        self._take(self._earlier_masks(earlier))
         for each in map(innermost, runner.callbacks.values()):
             if isinstance(each, WeightAverageCallback) and (self.model_key or "") in each.averages:
                 raise ValueError(
@@ -124,17 +128,14 @@ class PruningCallback(Callback):
         for optimizer in as_dict(runner.optimizer).values():
             self._hooks.append(optimizer.register_step_post_hook(self._apply))
 
-    def _earlier_masks(self) -> dict[str, Tensor]:
-        """Return what an earlier stage pruned of this model and is still zero; its best weights may have less."""
+    def _earlier_masks(self, earlier: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+        """Return what an earlier stage pruned of these parameters and is still zero; its best weights may have less."""
         masks = {}
         for name, parameter in self._parameters.items():
-            earlier = self.masks.get(name)
-            if earlier is None or earlier.shape != parameter.shape:
-                return {}
-            masks[name] = earlier.cpu() | (parameter.detach().cpu() != 0)
-            if masks[name].all() and not earlier.all():  # another model
-                return {}
-        return masks
+            is_kept = parameter.detach().cpu() != 0
+            is_same = name in self.masks and earlier.get(name) is parameter
+            masks[name] = self.masks[name].cpu() | is_kept if is_same else torch.ones_like(is_kept)
+        return {} if all(each.all() for each in masks.values()) else masks
 
     def _check_sizes(self) -> None:
         """Raise before training for sizes that torch would refuse after it."""
@@ -167,13 +168,19 @@ class PruningCallback(Callback):
     def on_stage_end(self, runner: IRunner) -> None:
         if not self.prune_on_epoch_end:
             self._prune(runner)
-        self.on_exception(runner)
+        self._release()
 
-    def on_exception(self, runner: IRunner) -> None:
+    def _release(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._parameters = [], {}
+        self._hooks = []
         self.masks = {name: each.cpu() for name, each in self.masks.items()}  # for the calling process
+
+    def on_experiment_end(self, runner: IRunner) -> None:
+        self._release()
+        self._parameters = {}
+
+    on_exception = on_experiment_end
 
     def _prune(self, runner: IRunner) -> None:
         masks = {

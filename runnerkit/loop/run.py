@@ -88,7 +88,8 @@ class Run(ProcessState):
         from runnerkit.loop.run_result import RunResult, data_of
 
         data = data_of(vars(runner))
-        with self._experiment(runner):  # sets up; closes even after an error, on_exception included
+        # Models that a script makes after each of several runs would all start alike, from the run's seed.
+        with keep_rng(), self._experiment(runner):  # sets up; closes even after an error, on_exception included
             self.emit("on_experiment_start", runner)
             for key in checks.check_stages(self.hooks_of(runner).stages):
                 self._run_stage(runner, key)
@@ -178,9 +179,7 @@ class Run(ProcessState):
     @contextmanager
     def _experiment(self, runner: IRunner) -> Iterator[None]:
         """Set up devices and the process group and seed this process; on exit, close the logs even after an error."""
-        engine, around = runner.engine, ExitStack()
-        # Models that a script makes after each of several runs would all start alike, from the run's seed.
-        around.enter_context(keep_rng())
+        engine = runner.engine
         try:
             engine.setup()
             engine.check_communicator()
@@ -205,8 +204,7 @@ class Run(ProcessState):
             raise
         finally:
             engine.in_use = False
-            with around:
-                self._close(runner)
+            self._close(runner)
 
     def _emit_exception(self, runner: IRunner, error: BaseException) -> None:
         listeners = Listeners()
@@ -222,7 +220,7 @@ class Run(ProcessState):
             closing.callback(self.logs.close, runner)
             if self.stage.step_watch is not None:
                 closing.callback(self.stage.step_watch.leave, runner)
-            for loader in runner.loaders.values():
+            for loader in [*runner.loaders.values(), *self.stage.left_out_loaders.values()]:
                 closing.callback(share_of(loader).close)
 
     def _close_status(self, runner: IRunner, _: object, error: BaseException | None, __: object) -> None:

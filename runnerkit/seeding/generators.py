@@ -9,7 +9,7 @@ import operator
 import random
 import struct
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -104,12 +104,15 @@ def _as_words(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint32]]:
 
 @contextmanager
 def keep_rng() -> Iterator[None]:
-    """Restore every generator after the body."""
+    """Restore every generator after the body; if the body fails, as far as a failed device allows."""
     state = rng_state()
     try:
         yield
-    finally:
-        set_rng_state(state)
+    except BaseException:
+        with suppress(RuntimeError):  # would hide the error of the body
+            set_rng_state(state)
+        raise
+    set_rng_state(state)
 
 
 class CPUState:

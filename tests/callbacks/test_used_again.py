@@ -119,6 +119,18 @@ def test_stages_with_callbacks_of_their_own_may_save_in_one_folder(tmp_path):
     assert runner.epoch_step == 2
 
 
+def test_a_new_wrapper_of_the_same_checkpoints_in_each_stage(tmp_path):
+    saver = dl.CheckpointCallback(tmp_path, monitor="valid/loss")
+
+    class Stages(LaterSaver):
+        def get_callbacks(self, stage):
+            return {"saves": dl.ControlFlowCallback(saver, epochs=[1])}
+
+    Stages("", num_epochs=1, lr=0.1).run()
+
+    assert dl.SupervisedRunner(mlp()).load(tmp_path, which="best")
+
+
 def test_a_soft_update_at_the_start_of_an_epoch_is_made_once(tmp_path):
     """A run that resumes within an epoch has made it."""
 
@@ -289,6 +301,42 @@ def test_a_pruned_model_is_pruned_further_in_a_later_stage():
     assert logged == pytest.approx([0.5, 0.75, 0.875, 0.5, 0.75], abs=0.02)
 
 
+def test_a_pruned_model_that_ended_with_better_earlier_weights_is_pruned_on(tmp_path):
+    """They have fewer zeros than the masks; a layer that is made anew has none."""
+    pruning, zeros = dl.PruningCallback(amount=0.5, prune_on_epoch_end=True), []
+
+    class Stages(LaterSaver):
+        def get_model(self, stage):
+            if stage == "second":
+                self.model[-1] = nn.Linear(16, 3)
+            return self.model
+
+        def get_stage_len(self, stage):
+            return 3 if stage == "first" else 1
+
+        def get_callbacks(self, stage):
+            best = dl.CheckpointCallback(tmp_path, monitor="valid/loss", mode="max", load_best_on_end=True)
+            layers = [self.model[0], self.model[-1]]
+            note = at("on_epoch_end", lambda runner: zeros.append([(each.weight == 0).sum() for each in layers]))
+            return {"prunes": pruning, "note": note} | ({"saves": best} if stage == "first" else {})
+
+    Stages("", num_epochs=1, lr=0.5).run()
+
+    assert zeros == [[48, 24], [72, 36], [84, 42], [72, 24]]
+
+
+def test_a_model_that_begins_at_zero_has_no_masks_of_an_earlier_run():
+    pruning, logged = dl.PruningCallback(amount=0.5, prune_on_epoch_end=True), []
+
+    for _ in range(2):
+        model = nn.Linear(6, 3)
+        nn.init.zeros_(model.weight)
+        runner = train(model, optimizer=sgd(model), callbacks=[pruning])
+        logged.append(runner.epoch_metrics["train"]["sparsity"])
+
+    assert logged == [0.5, 0.5]
+
+
 def test_a_loader_that_is_left_out_keeps_its_place_in_a_resumed_run(tmp_path):
     """Loaders that continue from epoch to epoch, of which one runs in every second epoch."""
     seen = {}
@@ -315,6 +363,17 @@ def test_a_loader_that_is_left_out_keeps_its_place_in_a_resumed_run(tmp_path):
     run(tmp_path / "parts", resume=tmp_path / "parts")
 
     assert seen["whole", 4, "train_b"] == seen["parts", 4, "train_b"] != seen["whole", 2, "train_b"]
+
+
+def test_no_worker_of_a_loader_that_is_left_out_outlives_a_failure():
+    loaders = {"train_a": loader(16, 4), "train_b": loader(16, 4, num_workers=1), "valid": loader(8, 4)}
+    periodic = dl.PeriodicLoaderCallback(monitor="valid/loss", train_b=2, valid=1)
+    fails = at("on_loader_end", lambda runner: 1 / (3 - runner.epoch_step))
+
+    with pytest.raises(ZeroDivisionError):
+        train(loaders=loaders, epoch_steps=2, num_epochs=3, callbacks=[periodic, fails])
+
+    assert not torch.multiprocessing.active_children()
 
 
 def test_a_search_of_a_rate_that_is_refused_leaves_the_new_optimizers_rate():
