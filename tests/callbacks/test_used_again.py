@@ -302,7 +302,7 @@ def test_a_pruned_model_is_pruned_further_in_a_later_stage():
 
 
 def test_a_pruned_model_that_ended_with_better_earlier_weights_is_pruned_on(tmp_path):
-    """They have fewer zeros than the masks; a layer that is made anew has none."""
+    """They have fewer zeros than the masks; a layer that was replaced has none."""
     pruning, zeros = dl.PruningCallback(amount=0.5, prune_on_epoch_end=True), []
 
     class Stages(LaterSaver):
