@@ -197,6 +197,21 @@ def test_a_name_that_outlives_its_checkpoint_is_told_of(logdir, examine):
     assert examine(logdir)[0] == 0
 
 
+def test_an_evaluation_of_training_data_may_leave_out_epochs(logdir, examine):
+    """Only the loader `train` runs in every epoch, not another one whose key ends so."""
+    (logdir / "csv" / "valid").mkdir()
+    (logdir / "csv" / "valid" / "train.csv").write_text("stage,epoch,step,loss\ntrain,2,8,0.5\ntrain,4,16,0.4\n")
+
+    assert examine(logdir) == (0, [], f"{logdir}: all is good")
+
+
+def test_a_logdir_with_json_lines_only_is_checked(whole, tmp_path, examine):
+    """The JSONL logger may be the only one of a run without checkpoints."""
+    shutil.copy(whole / "metrics.jsonl", tmp_path)
+
+    assert examine(tmp_path, "good") == (0, ["metrics.jsonl: lines in order"], f"{tmp_path}: all is good")
+
+
 def test_a_run_under_way_is_reported(logdir, examine):
     """With its process id."""
     holder = Holder(logdir)

@@ -98,6 +98,34 @@ def test_runs_below_a_folder_are_named_by_their_path(tmp_path: Path, monkeypatch
         assert set(read_metrics(folder)["run"]) == {"sweep", "a", "deep/er/b"}
 
 
+def test_a_folder_named_csv_is_a_run_only_with_logs_of_its_own(tmp_path: Path) -> None:
+    """It may hold runs, be one or have other tables: each run is read once, by its name."""
+    for logdir in ("one", "csv", "csv/two", "csv/deep/csv/three"):
+        log(tmp_path / logdir)
+    for name in ("csv/tables/confusion.csv", "csv/prices.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("stage,loader,epoch,step\ntrain,valid,1,3\n")
+
+    train = tmp_path / "one" / "csv" / "train.csv"
+    train.write_text("\ufeff" + train.read_text())  # as spreadsheets save it
+
+    table = read_metrics(tmp_path)
+
+    assert set(table["run"]) == {"one", "csv", "csv/two", "csv/deep/csv/three"}
+    assert set(table["loader"]) == {"train", "valid"}
+
+
+@pytest.mark.parametrize("row", [b"train,3,x,0.5\n", b"train,3,6,0.5,0.5,0.5\n", b"train,3,6,\xff\n", b'train,"3\0\n'])
+def test_a_damaged_table_is_named(tmp_path: Path, row: bytes) -> None:
+    """The error names the file and the command that says where it is damaged."""
+    log(tmp_path / "run")
+    with (tmp_path / "run" / "csv" / "train.csv").open("ab") as file:
+        file.write(row)
+
+    with pytest.raises(ValueError, match=r"run/csv/train\.csv is damaged, see runnerkit doctor: "):
+        read_metrics(tmp_path)
+
+
 def test_several_folders_are_one_table(tmp_path: Path) -> None:
     """Runs with the same name are identified by their paths; one that is given twice, by a link too, is read once."""
     for logdir in ("a/logs", "b/logs", "b/other"):

@@ -2,6 +2,7 @@
 
 import html
 import io
+import math
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ from matplotlib.image import imread
 from runnerkit import read_metrics
 from runnerkit.commands.cli import main
 from runnerkit.history.best_values import compare_runs
+from runnerkit.history.plot import plot_metrics
 from tests.runs import fail_run, judge_run, log_run
 
 CURVES = {
@@ -65,6 +67,31 @@ def test_one_run_is_printed_pass_by_pass_with_its_best_epochs(logs, command):
     assert ["train", "lr", "0.05", "0.05", "3", "0.1", "1"] in lines  # without a direction
     assert ["valid", "loss", "smaller", "0.7", "2", "0.75", "0.7", "2", "0.8", "1"] in lines
     assert ["valid", "accuracy", "larger", "0.75", "2", "0.6", "0.5", "1", "0.75", "2"] in lines
+
+
+def test_best_epochs_of_several_stages_have_the_stage(tmp_path, command):
+    """Each stage of a run has its own best epoch of a metric."""
+    (tmp_path / "csv").mkdir()
+    rows = ["pretrain,1,3,0.5", "pretrain,2,6,0.4", "train,3,9,0.9", "train,4,12,0.8"]
+    (tmp_path / "csv" / "valid.csv").write_text("\n".join(["stage,epoch,step,loss", *rows, ""]))
+
+    code, out, _ = command("metrics", tmp_path)
+
+    lines = [line.split()[:6] for line in out.split("\n\n")[2].splitlines()]
+    assert code == 0 and lines == [
+        ["stage", "loader", "metric", "better", "best", "best_epoch"],
+        ["pretrain", "valid", "loss", "smaller", "0.4", "2"],
+        ["train", "valid", "loss", "smaller", "0.8", "4"],
+    ]
+
+
+def test_all_metrics_of_a_run_of_constants_are_drawn(tmp_path, command):
+    """`plot --all` draws them although it leaves constants out, and tells a wrong name by name."""
+    log_run(tmp_path, {"valid": {"loss": [math.nan, math.nan]}})
+
+    assert command("plot", tmp_path, "--all")[:2] == (0, f"{tmp_path}/metrics.png\n")
+    with pytest.raises(KeyError, match=r"got no metrics; choose from \['loss'\]"):
+        plot_metrics(tmp_path, metrics=[])
 
 
 def test_several_runs_are_a_row_each_the_best_first(logs, command):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from runnerkit import dl
 from runnerkit.metrics.first_non_finite import FirstNonFinite
@@ -80,3 +81,24 @@ def test_an_unknown_policy_is_refused():
     """An unknown value of `non_finite` raises a ValueError."""
     with pytest.raises(ValueError, match='non_finite must be "raise", "locate" or "keep", got \'warn\''):
         train(non_finite="warn")
+
+
+@pytest.mark.parametrize("factor", [1.0, INF])
+def test_a_sparse_gradient_is_checked_too(factor):
+    """Of an embedding with sparse=True, by NonFiniteCallback."""
+
+    class Words(dl.Runner):
+        def handle_batch(self, batch):
+            loss = (self.model(batch[1]) * factor).sum()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+
+    model = nn.Embedding(3, 2, sparse=True)
+    options = {"runner": Words(), "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+
+    if factor == INF:
+        with pytest.raises(FloatingPointError, match=r"the gradient of 'weight' is not finite"):
+            train(model, callbacks=[dl.NonFiniteCallback()], **options)
+    else:
+        train(model, callbacks=[dl.NonFiniteCallback()], **options)

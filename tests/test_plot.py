@@ -1,5 +1,6 @@
 """Tests of plot_metrics, which draws the logged curves."""
 
+import json
 import math
 import sys
 from collections.abc import Callable, Iterable
@@ -82,6 +83,17 @@ def test_the_loss_and_what_is_monitored_are_drawn(tmp_path: Path, figures: list[
     assert drawn[1] == ["loss", "accuracy", "norm"]
     assert drawn[2] == ["loss", "norm"]
     assert drawn[3] == ["loss", "norm", "lr"]
+
+
+def test_a_monitored_metric_may_have_a_slash_in_its_name(tmp_path: Path, figures: list[Figure]) -> None:
+    """It is drawn like any other, also if the key of its loader has one."""
+    write(tmp_path, lambda epoch: {"loss": 1 / epoch, "other": epoch, "f1/_macro": epoch}, range(1, 4))
+
+    for monitored in ("valid/f1/_macro", "valid/easy/f1/_macro"):
+        (tmp_path / "environment.json").write_text(json.dumps({"settings": {"monitored": [monitored]}}))
+        plot_metrics(tmp_path)
+
+    assert [[axes.get_ylabel() for axes in figure.axes] for figure in figures] == [["loss", "f1/_macro"]] * 2
 
 
 def test_many_metrics_do_not_make_a_tall_picture(tmp_path: Path, figures: list[Figure]) -> None:

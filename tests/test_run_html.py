@@ -291,6 +291,18 @@ def test_a_long_curve_keeps_its_peaks_and_its_ends_stay_small():
     assert min(heights) == 24 and max(heights) == 130
 
 
+@pytest.mark.parametrize("place", [500, 504, 509])
+def test_a_long_curve_keeps_its_gaps(place):
+    """The line is interrupted where a value is NaN, as in a short curve."""
+    values = [float(each % 7) for each in range(1_000)]
+    values[place] = float("nan")
+
+    svg = View(curve_svg("loss", {"train": list(enumerate(values))}))
+
+    left, right = ([x for x, _ in points(line)] for line in svg.curves["loss"])
+    assert max(left) < 52 + (272 - 52) * place / 999 < min(right)
+
+
 def test_many_metrics_are_cut_with_their_number():
     """A confusion matrix would fill the page; the loss comes first, "_private" metrics are not shown."""
     epochs = [{**{f"m{index:03d}": index + epoch for index in range(50)}, "loss": 1 / epoch} for epoch in (1, 2)]

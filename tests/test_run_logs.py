@@ -6,6 +6,7 @@ import logging
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from runnerkit import dl
 from runnerkit.logger import Step
@@ -350,20 +351,56 @@ def test_two_loggers_that_would_write_the_same_files_are_refused(tmp_path):
     assert mine.calls and other.calls
 
 
+class Early(dl.SupervisedRunner):
+    def on_stage_start(self, runner):
+        super().on_stage_start(runner)
+        self.log_text("model", "words")
+
+
 def test_a_resumed_run_does_not_log_again_what_came_before_its_first_epoch(tmp_path):
     """A resumed run does not repeat logs from before its first epoch."""
-
-    class Early(dl.SupervisedRunner):
-        def on_stage_start(self, runner):
-            super().on_stage_start(runner)
-            self.log_text("model", "words")
-
     for num_epochs in (1, 2):
         keep = Keep()
         fit({"keep": keep}, runner=Early, logdir=tmp_path, resume="auto", num_epochs=num_epochs)
         assert len(keep.of("log_text")) == (1 if num_epochs == 1 else 0)
     with (tmp_path / "csv" / "train.csv").open() as file:
         assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2"]
+
+
+def test_a_run_that_is_resumed_in_another_logdir_logs_there_what_came_before_its_first_epoch(tmp_path):
+    """The new logdir does not have the logs of the interrupted run."""
+    fit({}, runner=Early, logdir=tmp_path / "a")
+    keep = Keep()
+
+    fit({"keep": keep}, runner=Early, logdir=tmp_path / "b", resume=tmp_path / "a", num_epochs=2)
+
+    assert [text for _, text, *_ in keep.of("log_text")] == ["words"]
+
+
+@pytest.mark.parametrize("logdir", ["a", "b"])
+def test_hyperparameters_that_an_interrupted_run_added_stay(tmp_path, logdir):
+    """A resumed run lists them too, in each logdir; what it adds itself under a name is newer."""
+
+    def add(size):
+        def log(runner):
+            if runner.epoch_step == 1:
+                runner.log_hparams({"late": {"size": size}, "api_key": "hidden"})
+
+        return at("on_epoch_start", log)
+
+    def fit_in(name, *callbacks, **options):
+        fit({}, callbacks=list(callbacks), logdir=tmp_path / name, hparams={"lr": 0.1}, **options)
+        return yaml.safe_load((tmp_path / name / "hparams.yml").read_text())
+
+    assert fit_in("a", add(7)) == {"lr": 0.1, "late": {"size": 7}, "api_key": "***"}
+
+    resumed = fit_in(logdir, resume=tmp_path / "a", num_epochs=2)
+    newer = at("on_stage_start", lambda runner: runner.log_hparams({"late": {"size": 8}}))
+    again = fit_in(logdir, newer, resume=tmp_path / logdir, num_epochs=3)
+
+    assert resumed == {"lr": 0.1, "late": {"size": 7}, "api_key": "***"}
+    assert again == {"lr": 0.1, "late": {"size": 8}, "api_key": "***"}
+    assert b"hidden" not in b"".join(each.read_bytes() for each in (tmp_path / "a" / "checkpoints").iterdir())
 
 
 # The end of a failing run.

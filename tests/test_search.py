@@ -7,7 +7,7 @@ import optuna
 import pytest
 from optuna.pruners import ThresholdPruner
 
-from runnerkit import read_metrics
+from runnerkit import dl, read_metrics
 from runnerkit.commands.cli import main
 from runnerkit.commands.config import read_config
 from runnerkit.commands.search import suggest
@@ -31,6 +31,19 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text(CONFIG)
     return tmp_path
+
+
+class UndefinedLoss(dl.Callback):
+    """A loss of evaluations that is NaN in some epochs, and 1 / epoch in others."""
+
+    def __init__(self, epochs):
+        super().__init__(order=dl.CallbackOrder.Metric)
+        self.epochs = epochs
+
+    def on_loader_end(self, runner):
+        if not runner.is_train_loader:
+            undefined = runner.epoch_step in self.epochs
+            runner.loader_metrics["loss"] = float("nan") if undefined else 1 / runner.epoch_step
 
 
 def best_loss(logdir):
@@ -128,6 +141,28 @@ def test_a_range_is_optunas(text, kind, low, high, log):
     assert (type(found).__name__, found.low, found.high, found.log) == (kind, low, high, log)
 
 
+def test_choices_are_values_of_the_config(folder):
+    """A null, a list, a path with two dots and a number in quotes reach the components of a trial as they are."""
+    choices = {
+        "none": "[null]",
+        "widths": "[[16, 32]]",
+        "root": "[../data]",
+        "name": '["1e-3"]',
+        "marks": '[["]", ")"]]',
+        "same": '["a, b"]',
+    }
+    ranges = ", ".join(f"hparams.{key}: {text}" for key, text in choices.items())
+    Path("config.yaml").write_text(f"{CONFIG}hparams: {{note: null}}\nsearch: {{{ranges}}}\n")
+    words = ["hparams.folder=../runs", "hparams.layers=[1,2],[1,2]", 'hparams.mark=["]", ")"]', "num_epochs=1"]
+
+    assert main(["tune", "config.yaml", "--trials", "1", "--engine", "cpu", *words]) == 0
+
+    assert read_config(Path("logs/config-tune/best.yml")).values["hparams"] == {
+        "note": None, "none": None, "widths": [16, 32], "root": "../data", "name": "1e-3", "marks": ["]", ")"],
+        "mark": ["]", ")"], "same": "a, b", "folder": "../runs", "layers": [1, 2],
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -162,3 +197,25 @@ def test_a_loader_may_run_in_some_epochs_only(folder, capsys):
     assert main(["tune", "config.yaml", "--trials", "1", "--engine", "cpu", "optimizer.lr=0.1,0.2"]) == 0
 
     assert capsys.readouterr().out.splitlines()[0] == f"best: {best_loss('logs/config-tune/trial-000'):.6g}"
+
+
+def test_a_loader_that_never_runs_cannot_select_a_trial(folder, capsys):
+    periodic = "callbacks: [{_target_: runnerkit.dl.PeriodicLoaderCallback, monitor: train/loss, valid: 0}]"
+    Path("config.yaml").write_text(f"{CONFIG}{periodic}\n")
+
+    assert main(["tune", "config.yaml", "--trials", "1", "--engine", "cpu", "optimizer.lr=0.1,0.2"]) != 0
+
+    assert "valid/loss" in capsys.readouterr().err
+
+
+def test_an_epoch_without_a_value_is_left_out(folder, capsys):
+    """A metric that is NaN in the first epoch has its best value in a later one; without any, no trial is the best."""
+    callbacks = "callbacks=[{_target_: tests.test_search.UndefinedLoss, epochs: %s}]"
+    words = ["--trials", "2", "--engine", "cpu", "optimizer.lr=0.1,0.2", "num_epochs=2"]
+
+    assert main(["tune", "config.yaml", *words, callbacks % [1]]) == 0
+    assert main(["tune", "config.yaml", *words, callbacks % [1, 2], "--logdir", "none"]) == 2
+
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0] == "best: 0.5"
+    assert err == "runnerkit tune: valid/loss is NaN in every epoch of every trial: no trial is the best\n"

@@ -14,6 +14,7 @@ from runnerkit.callback import Callback, CallbackOrder
 from runnerkit.callbacks.debug.parts.bad_module import find_origin
 from runnerkit.models.parameters import names_of_parameters
 from runnerkit.seeding.generators import rng_state
+from runnerkit.steps.sparse_gradients import values_of
 from runnerkit.types import as_dict
 
 if TYPE_CHECKING:
@@ -67,9 +68,9 @@ class NonFiniteCallback(Callback):
 
 def _check_gradients(runner: IRunner, optimizer: Optimizer, *_: Any) -> None:
     held = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
-    if not held or bool(torch.stack([each.grad.isfinite().all() for each in held]).all()):
+    if not held or bool(torch.stack([values_of(each.grad).isfinite().all() for each in held]).all()):
         return
-    bad = [each for each in held if not bool(each.grad.isfinite().all())]
+    bad = [each for each in held if not bool(values_of(each.grad).isfinite().all())]
     models = as_dict(runner.current_run.stage.training_model)  # under FSDP2 a sharded copy trains
     names = names_of_parameters({key: runner.engine.trained_parameters(each) for key, each in models.items()})
     raise FloatingPointError(

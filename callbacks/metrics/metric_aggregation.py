@@ -66,8 +66,9 @@ class MetricAggregationCallback(IMetricCallback):
         self._aggregate = reduction if callable(reduction) else _aggregation(reduction, metrics)
 
     def on_batch_end(self, runner: IRunner) -> None:
+        names = {*(self.metrics or runner.batch_metrics.keys() - {self.metric_key})}
         # On a process without a sample, other metrics are not computed.
-        is_idle = runner.gradient_step.is_idle and not {*(self.metrics or ())} <= runner.batch_metrics.keys()
+        is_idle = runner.gradient_step.is_idle and not (names and names <= runner.batch_metrics.keys())
         if self.scope == "batch" and not is_idle:
             runner.batch_metrics[self.metric_key] = self._value(runner.batch_metrics, "batch_metrics")
 

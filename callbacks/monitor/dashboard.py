@@ -48,13 +48,14 @@ class RichDashboardCallback(Callback):
     def on_stage_start(self, runner: IRunner) -> None:
         from rich.console import Console
         from rich.live import Live
-        from rich.progress import MofNCompleteColumn, Progress
+        from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
         console = Console()
         if not console.is_terminal and not console.is_jupyter:
             return
         self._tasks, self._under_way, self._metrics = {}, {}, {}
-        self._progress = Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console)
+        names = TextColumn("{task.description}", style="progress.description", markup=False)
+        self._progress = Progress(names, *Progress.get_default_columns()[1:], MofNCompleteColumn(), console=console)
         self._live = Live(console=console, auto_refresh=False)  # no thread: steps draw when due
         self._live.start()
 
@@ -89,9 +90,11 @@ class RichDashboardCallback(Callback):
 
     def on_stage_end(self, runner: IRunner) -> None:
         if self._live is not None:
-            self._draw()
-            self._live.stop()
-            self._live = self._progress = None
+            try:
+                self._draw()
+            finally:
+                self._live.stop()
+                self._live = self._progress = None
 
     on_exception = on_stage_end
 
@@ -106,10 +109,11 @@ class RichDashboardCallback(Callback):
 
     def _draw(self) -> None:
         from rich.console import Group
-        from rich.table import Table
+        from rich.table import Column, Table
+        from rich.text import Text
 
-        table = Table("metric", *self._metrics)
+        table = Table("metric", *(Column(Text(key)) for key in self._metrics))
         for name in dict.fromkeys(name for metrics in self._metrics.values() for name in metrics):
             values = (metrics.get(name) for metrics in self._metrics.values())
-            table.add_row(name, *("" if value is None else f"{value:.4g}" for value in values))
+            table.add_row(Text(name), *("" if value is None else f"{value:.4g}" for value in values))
         self._live.update(Group(self._progress, table), refresh=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from runnerkit.callback import Callback, CallbackNode, CallbackOrder
 from runnerkit.passes.scratch_runner import scratch_copy
 from runnerkit.support.arguments import check_integers
-from runnerkit.types import as_dict, like
+from runnerkit.types import StateDict, as_dict, like
 
 if TYPE_CHECKING:
     from runnerkit.models.layer_table import Models
@@ -36,7 +36,7 @@ class ModelSummaryCallback(Callback):
         super().__init__(order=CallbackOrder.External, node=CallbackNode.Master)
         check_integers(self, depth=depth)
         self.depth = depth
-        self._is_told = False
+        self._is_told = self._is_logged = False
 
     def listens_to(self, event: str) -> bool:
         return super().listens_to(event) and not (self._is_told and event == "on_batch_start")
@@ -44,13 +44,18 @@ class ModelSummaryCallback(Callback):
     def on_experiment_start(self, runner: IRunner) -> None:
         self._is_told = False
 
+    def on_stage_start(self, runner: IRunner) -> None:
+        self._is_logged = runner.current_run.resume_point.has_logged(runner.stage_key)
+
     def on_batch_start(self, runner: IRunner) -> None:
         from runnerkit.models.layer_table import summary_of, without_values
 
-        if self._is_told or runner.epoch_step == 0:
+        if runner.epoch_step == 0:
             return  # the batch evaluated before training, to find the metrics
-        self._is_told = True
         runner.current_run.stage.listeners.remove("on_batch_start", self.on_batch_start)
+        if self._is_told:
+            return
+        self._is_told = True
         unwrapped = {key: runner.engine.unwrap(each) for key, each in as_dict(runner.model).items()}
 
         def predict(copies: Models) -> object:
@@ -60,3 +65,9 @@ class ModelSummaryCallback(Callback):
 
         text = str(summary_of(like(runner.model, unwrapped), predict, depth=self.depth))
         runner.log_text("model", text)
+
+    def state_dict(self) -> StateDict:
+        return {"is_told": True} if self._is_told else {}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self._is_told = self._is_logged and state.get("is_told", False)

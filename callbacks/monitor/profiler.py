@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import socket
@@ -14,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from runnerkit.callback import Callback, CallbackNode, CallbackOrder
 from runnerkit.storage.atomic_file import AtomicFile
 from runnerkit.storage.claims import written
-from runnerkit.storage.remote.urls import as_url, local_path
+from runnerkit.storage.remote.urls import as_url, local_path, shown
 from runnerkit.support.arguments import check_integers, check_paths
 
 if TYPE_CHECKING:
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ProfilerCallback"]
 
+logger = logging.getLogger(__name__)
+
 
 class ProfilerCallback(Callback):
     """Profile some steps of the first training loader, on rank zero, and write a Chrome trace.
 
-    The first step is skipped, since it allocates memory and compiles.
+    The first step is skipped, since it allocates memory and compiles. If its loader has no other step, the next
+    training loader, or the loader's next epoch, is profiled.
 
     Args:
         path: JSON file to write.
@@ -48,34 +52,51 @@ class ProfilerCallback(Callback):
         self.num_batches = num_batches
         self.tensorboard = Path(as_url(tensorboard) or local_path(tensorboard)) if tensorboard is not None else None
         self._profile: Any = None  # while it runs
-        self._num_profiled = 0
+        self._num_steps = 0  # with the first, which is skipped
         self._is_done = False
 
     def on_experiment_start(self, runner: IRunner) -> None:
-        self._num_profiled, self._is_done = 0, False
+        self._num_steps, self._is_done = 0, False
+
+    def on_loader_start(self, runner: IRunner) -> None:
+        if self._num_steps and not self._is_done and runner.is_train_loader:
+            self._start(runner)
 
     def on_batch_end(self, runner: IRunner) -> None:
         if self._is_done or not runner.is_train_loader:
             return
-        if self._profile is None:  # after the first step
-            activities = [ProfilerActivity.CPU]
-            if runner.engine.device.type == "cuda":
-                activities.append(ProfilerActivity.CUDA)
-            self._profile = profile(activities=activities, record_shapes=True, acc_events=True)
-            self._profile.start()
-            return
-        self._num_profiled += 1
-        if self._num_profiled == self.num_batches:
+        self._num_steps += 1
+        if self._profile is None:
+            self._start(runner)
+        elif self._num_steps > self.num_batches:
             self._finish()
 
     def on_loader_end(self, runner: IRunner) -> None:
-        if self._profile is not None and runner.is_train_loader:
+        if self._profile is None or not runner.is_train_loader:
+            return
+        if self._num_steps > 1:
             self._finish()  # the loader ended early
+        else:
+            self._stop()
+
+    def on_experiment_end(self, runner: IRunner) -> None:
+        if not self._is_done:
+            logger.warning("ProfilerCallback: the run had no second training step to profile, so no %s", shown(self.path))
 
     def on_exception(self, runner: IRunner) -> None:
         if self._profile is not None:
-            self._profile.stop()
-            self._profile = None
+            self._stop()
+
+    def _start(self, runner: IRunner) -> None:
+        activities = [ProfilerActivity.CPU]
+        if runner.engine.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(activities=activities, record_shapes=True, acc_events=True)
+        self._profile.start()
+
+    def _stop(self) -> None:
+        self._profile.stop()
+        self._profile = None
 
     def _finish(self) -> None:
         self._profile.stop()

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from runnerkit.callback import Callback, CallbackNode, CallbackOrder, innermost
 from runnerkit.callbacks.checkpoint import CheckpointCallback
+from runnerkit.storage.remote.urls import shown
 from runnerkit.support.text_table import text_table
 from runnerkit.types import Metrics
 
@@ -44,7 +45,7 @@ class RunSummaryCallback(Callback):
     def on_experiment_end(self, runner: IRunner) -> None:
         values = _by_loader(runner.experiment_metrics)
         duration = tqdm.format_interval(time.monotonic() - self._started_at)
-        logdirs = sorted({str(logger.logdir) for logger in runner.loggers.values() if logger.logdir is not None})
+        logdirs = sorted({shown(logger.logdir) for logger in runner.loggers.values() if logger.logdir is not None})
         lines = [_table(values), *_best(runner, values)]
         lines.append(f"epoch {runner.epoch_step}, step {runner.batch_step}, in {duration}")
         lines += [f"logs in {each}" for each in logdirs]

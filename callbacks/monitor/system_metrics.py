@@ -71,7 +71,7 @@ class SystemMetricsCallback(LoaderStateCallback["_Times"]):
         self.provides += ("_system/memory_gib", "_system/gpu_memory_gib", "_system/gpu_utilization")
         if peak_flops is not None:
             self.provides += ("_system/mfu",)
-        self._given_flops_per_sample = flops_per_sample
+        self._is_given = self._is_counted = flops_per_sample is not None
         self._counter: Any = None  # counts FLOPs in the first training batch
         self._has_utilization = True  # until reading it fails
 
@@ -82,7 +82,7 @@ class SystemMetricsCallback(LoaderStateCallback["_Times"]):
 
     def on_stage_start(self, runner: IRunner) -> None:
         super().on_stage_start(runner)
-        self.flops_per_sample = self._given_flops_per_sample  # another stage may have another model
+        self._is_counted = self._is_given  # another stage may have another model
 
     def new_state(self, runner: IRunner) -> _Times:
         return _Times()
@@ -91,7 +91,7 @@ class SystemMetricsCallback(LoaderStateCallback["_Times"]):
         if runner.loader_key not in self._under_way:
             self._begin(runner)
         self._under_way[runner.loader_key].working_since = time.perf_counter()
-        if self.flops_per_sample is None and self.peak_flops is not None and runner.is_train_loader:
+        if not self._is_counted and self.peak_flops is not None and runner.is_train_loader:
             self._start_count(runner)
 
     def on_batch_end(self, runner: IRunner) -> None:
@@ -180,7 +180,7 @@ class SystemMetricsCallback(LoaderStateCallback["_Times"]):
                 "torch counts only matrix products, convolutions and attention, and the first training batch ran none: "
                 "pass flops_per_sample= to SystemMetricsCallback, or leave out peak_flops"
             )
-        self.flops_per_sample = num_flops / runner.batch_size
+        self.flops_per_sample, self._is_counted = num_flops / runner.batch_size, True
 
     def _sample_utilization(self, runner: IRunner, times: _Times) -> float | None:
         if runner.engine.device.type != "cuda" or not self._has_utilization:

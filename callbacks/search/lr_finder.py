@@ -7,6 +7,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
 from runnerkit.callback import Callback, CallbackOrder, innermost
 from runnerkit.errors import UnknownKeyError, check_component
 from runnerkit.history.plot import finish_axes, literal, new_figure, save_figure
@@ -183,7 +185,7 @@ class LRFinder(Callback):
             raise UnknownKeyError(
                 f"LRFinder reads metric {self.metric_key!r}; the batch has {sorted(runner.batch_metrics)}"
             )
-        loss = runner.batch_metrics[self.metric_key].detach().float()
+        loss = torch.as_tensor(runner.batch_metrics[self.metric_key], device=runner.engine.device).detach().float()
         # Every rank must enter. This synchronizes, but a sweep is short and must end when the loss diverges.
         self.losses.append(runner.engine.reduce(loss, "mean").item())
         self.lrs.append(self._own_lrs[0] * self._factor(len(self.lrs)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ class OptunaPruningCallback(Callback):
     """Report a metric to a trial after each epoch, and raise ``optuna.TrialPruned`` if its study prunes the trial.
 
     It must run in the study's process, so with a single-process engine. The epoch is logged before Optuna marks the
-    trial as pruned. ``trial.best_score`` is the best value so far, for an objective to return.
+    trial as pruned. ``trial.best_score`` is the best value so far, without NaN, for an objective to return.
 
     Args:
         trial: the trial that Optuna passes to the objective.
@@ -90,7 +91,7 @@ class OptunaPruningCallback(Callback):
         score = runner.epoch_metrics[self.loader_key][self.metric_key]
         self.trial.report(score, step=runner.epoch_step)
         best = TrialMembers(self.trial).best_score
-        best = score if best is None else best
+        best = score if best is None or math.isnan(best) else best
         self.trial.best_score = min(best, score) if self.minimize else max(best, score)
         if self.trial.should_prune():
             optuna = importlib.import_module("optuna")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from runnerkit.callback import Callback, CallbackOrder, innermost
+from runnerkit.callback import Callback, CallbackOrder, innermost, outermost
 from runnerkit.callbacks.checkpoint import CheckpointCallback
 from runnerkit.errors import check_component
 from runnerkit.support.arguments import check_integers, check_names, check_strings
@@ -86,7 +86,8 @@ class FreezeCallback(Callback):
         self._check_unused(runner)
         savers = [each for each in map(innermost, runner.callbacks.values()) if isinstance(each, CheckpointCallback)]
         left_out = [each for each in savers if each.trainable_only]
-        is_for_good = self.from_epoch == 1 and self.until_epoch is None
+        is_alone = outermost(self, runner.callbacks.values()) is self and runner.stage_key == next(iter(runner.stages))
+        is_for_good = is_alone and self.from_epoch == 1 and self.until_epoch is None
         is_loaded = any(each.content == "runner" or each.load_best_on_end or each.load_best_of_run for each in left_out)
         if left_out and (is_loaded or not is_for_good):
             raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +96,8 @@ class PruningCallback(Callback):
         self.model_key = model_key
         self.masks: dict[str, Tensor] = {}
         self.provides = ("sparsity",)
-        self._parameters: dict[str, nn.Parameter] = {}  # of this stage or the one before
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._earlier: dict[str, ReferenceType[nn.Parameter]] = {}  # those of the stage before
         self._hooks: list[Any] = []
 
     def on_experiment_start(self, runner: IRunner) -> None:
@@ -106,7 +108,6 @@ class PruningCallback(Callback):
         check_component(self, "model", self.model_key, models)
         module = runner.engine.unwrap(models[self.model_key or ""])
         check_shapes(module, "PruningCallback")
-        earlier = self._parameters
         self._parameters = prunable(module, keys=self.keys_to_prune, layers=self.layers_to_prune)
         if any(map(is_dtensor, self._parameters.values())):
             raise ValueError("PruningCallback cannot prune a sharded model: use DistributedDataParallelEngine")
@@ -114,7 +115,7 @@ class PruningCallback(Callback):
         if not self.prune_on_epoch_end:
             self.masks = {}
             return  # prunes after training only
-        self._take(self._earlier_masks(earlier))
+        self._take(self._earlier_masks())
         for each in map(innermost, runner.callbacks.values()):
             if isinstance(each, WeightAverageCallback) and (self.model_key or "") in each.averages:
                 raise ValueError(
@@ -128,12 +129,12 @@ class PruningCallback(Callback):
         for optimizer in as_dict(runner.optimizer).values():
             self._hooks.append(optimizer.register_step_post_hook(self._apply))
 
-    def _earlier_masks(self, earlier: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    def _earlier_masks(self) -> dict[str, Tensor]:
         """Return what an earlier stage pruned of these parameters and is still zero; its best weights may have less."""
         masks = {}
         for name, parameter in self._parameters.items():
             is_kept = parameter.detach().cpu() != 0
-            is_same = name in self.masks and earlier.get(name) is parameter
+            is_same = name in self.masks and name in self._earlier and self._earlier[name]() is parameter
             masks[name] = self.masks[name].cpu() | is_kept if is_same else torch.ones_like(is_kept)
         return {} if all(each.all() for each in masks.values()) else masks
 
@@ -173,12 +174,13 @@ class PruningCallback(Callback):
     def _release(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._hooks = []
+        self._earlier = {name: ref(each) for name, each in self._parameters.items()}
+        self._hooks, self._parameters = [], {}
         self.masks = {name: each.cpu() for name, each in self.masks.items()}  # for the calling process
 
     def on_experiment_end(self, runner: IRunner) -> None:
         self._release()
-        self._parameters = {}
+        self._earlier = {}  # cannot be pickled
 
     on_exception = on_experiment_end
 

@@ -1,4 +1,4 @@
-"""Logger for an MLflow tracking server, database or folder."""
+"""Logger for an MLflow tracking server or database."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class MLflowLogger(ServiceLogger):
         logdir: stores the run's id, in ``mlflow/``.
         experiment: created if it does not exist.
         run_name: None lets MLflow choose a name.
-        tracking_uri: a server, ``sqlite:///runs.db``, or ``file:`` and a folder; None uses MLflow's default
-            (MLFLOW_TRACKING_URI).
+        tracking_uri: a server, or a database such as ``sqlite:///runs.db``; None uses MLflow's default
+            (MLFLOW_TRACKING_URI). MLflow 3.17 refuses folders, unless MLFLOW_ALLOW_FILE_STORE=true.
         tags: tags of the run.
         x_axis: x of the metrics of a pass over a loader: "epoch", or "step" (training steps so far). The x of
             the metrics of a training step is always the step.

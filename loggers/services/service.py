@@ -115,19 +115,19 @@ class ServiceLogger(FolderLogger):
             self._note(unsent, step)
 
     def log_text(self, tag: str, text: str, *, step: Step, scope: Scope) -> None:
-        self._send_once(self.send_text, tag, text, step=step, scope=scope)
+        self._send_once("text", self.send_text, tag, text, step=step, scope=scope)
 
     def log_image(self, tag: str, image: np.ndarray, *, step: Step, scope: Scope) -> None:
-        self._send_once(self.send_image, tag, image, step=step, scope=scope)
+        self._send_once("image", self.send_image, tag, image, step=step, scope=scope)
 
     def log_histogram(self, tag: str, histogram: Histogram, *, step: Step, scope: Scope) -> None:
-        self._send_once(self.send_histogram, tag, histogram, step=step, scope=scope)
+        self._send_once("histogram", self.send_histogram, tag, histogram, step=step, scope=scope)
 
     def log_pr_curve(self, tag: str, curve: PRCurve, *, step: Step, scope: Scope) -> None:
-        self._send_once(self.send_pr_curve, tag, curve, step=step, scope=scope)
+        self._send_once("pr_curve", self.send_pr_curve, tag, curve, step=step, scope=scope)
 
     def log_table(self, tag: str, table: Mapping[str, Sequence[Cell]], *, step: Step, scope: Scope) -> None:
-        self._send_once(self.send_table, tag, table, step=step, scope=scope)
+        self._send_once("table", self.send_table, tag, table, step=step, scope=scope)
 
     def log_artifact(self, tag: str, path: Path, *, step: Step, scope: Scope) -> None:
         unsent = self._ledger.unsent([f"artifact {tag}"], step=step)
@@ -149,10 +149,13 @@ class ServiceLogger(FolderLogger):
     def close(self) -> None:
         self._ledger.close()
 
-    def _send_once(self, send: Callable[..., None], tag: str, value: Any, *, step: Step, scope: Scope) -> None:
-        unsent = self._ledger.unsent([_name(tag, step, scope)], step=step)
+    def _send_once(
+        self, kind: str, send: Callable[..., None], tag: str, value: Any, *, step: Step, scope: Scope
+    ) -> None:
+        name = _name(tag, step, scope)
+        unsent = self._ledger.unsent([f"{kind} {name}"], step=step)  # a table and its picture have one name
         if unsent:
-            send(unsent[0], value, step=step, scope=scope)
+            send(name, value, step=step, scope=scope)
             self._note(unsent, step)
 
     def _note(self, names: list[str], step: Step) -> None:

@@ -211,10 +211,10 @@ def save_config(config: Config, path: Path) -> None:
     Raises:
         OSError: `path` cannot be written; for example, another run is using the folder.
     """
-    import yaml
+    from omegaconf import OmegaConf  # unlike yaml, it quotes the texts that it would read as numbers, such as "1e-3"
 
     values = {"seed": SEED, **config.written}
-    text = yaml.safe_dump({key: value for key, value in values.items() if key not in _NOT_SAVED}, sort_keys=False)
+    text = OmegaConf.to_yaml({key: value for key, value in values.items() if key not in _NOT_SAVED})
     if as_url(path.parent) is not None:  # training puts it there when no other run has the logdir
         path = local_path(path.parent) / NEW / path.name
     with _explain_unwritable(path):

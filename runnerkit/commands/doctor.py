@@ -11,11 +11,12 @@ from typing import Any
 from runnerkit.commands.checkpoint_check import check_checkpoints
 from runnerkit.commands.finding import Finding
 from runnerkit.commands.log_check import check_logs
+from runnerkit.history import json_lines
 from runnerkit.storage.logdir_lock import FILE, holder, is_held
 from runnerkit.storage.remote.copies import local_copy
 from runnerkit.storage.remote.urls import as_url, shown
 
-_TRACES = ("checkpoints", "csv", "tensorboard", "hparams.yml")  # any of these marks a logdir
+_TRACES = ("checkpoints", "csv", "tensorboard", "hparams.yml", json_lines.FILE)  # any of these marks a logdir
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ def check_logs(logdir: Path) -> Iterator[Finding]:
     """Check all logs of a run without changing them."""
     yield from _check_facts(logdir)
     for path in sorted(logdir.glob("csv/**/*.csv")):
-        yield from _found(logdir, path, _table_defects(path), good="rows in order")
+        is_train = path == logdir / "csv" / "train.csv"
+        yield from _found(logdir, path, _table_defects(path, is_train=is_train), good="rows in order")
     if (lines := logdir / json_lines.FILE).is_file():
         yield from _found(logdir, lines, _line_defects(lines), good="lines in order")
     events = sorted(logdir.glob("tensorboard/**/*tfevents*"))
@@ -65,7 +66,7 @@ def _found(logdir: Path, path: Path, defects: Iterator[str], *, good: str) -> It
         yield Finding("good", name, good)
 
 
-def _table_defects(path: Path) -> Iterator[str]:
+def _table_defects(path: Path, *, is_train: bool) -> Iterator[str]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             header, *rows = list(csv.reader(file, strict=True)) or [[]]
@@ -90,7 +91,7 @@ def _table_defects(path: Path) -> Iterator[str]:
             yield f"{where} has a cell that is not a number: {error}"
             continue
         yield from (f"{where}: {defect}" for defect in order.defects(place, [""]))
-        if path.name == "train.csv" and row[0] == stage and place[0] > epoch + 1:  # train runs in every epoch
+        if is_train and row[0] == stage and place[0] > epoch + 1:  # train runs in every epoch
             yield f"{where}: epoch {place[0]} follows epoch {epoch}: the epochs in between are missing"
         stage, epoch = row[0], place[0]
 

@@ -35,7 +35,9 @@ def metrics_text(logdir: Logdirs, *, metric: str | None = None, loader: str | No
     passes = by_pass(table.assign(value=table["value"].map(repr if as_csv else "{:.4g}".format)))
     if as_csv:
         return passes.to_csv(index=False)
-    best = select(best_metrics(logdir), **chosen).drop(columns=["run", "stage"])
+    best = select(best_metrics(logdir), **chosen).drop(columns="run")
+    if best["stage"].nunique() == 1:
+        best = best.drop(columns="stage")
     [(run, folder)] = runs.items()
     status = read_status(folder)
     state = f" ({describe(status)})" if status is not None and status["state"] != "finished" else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -77,6 +79,8 @@ def search(
             study, config_of, num_trials=num_trials, logdir=logdir, monitor=monitor,
             num_processes=_num_processes(config), may_use_gpus=config.values.get("engine") not in ("cpu", "CPUEngine"),
         )  # fmt: skip
+    if not study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
+        raise ValueError(f"{monitor.name} is NaN in every epoch of every trial: no trial is the best")
     chosen = [f"{key}={value}" for key, value in study.best_params.items()]
     with written(logdir / BEST) as file:
         save_config(read_config(path, [*overrides, *chosen], given), file)
@@ -102,21 +106,26 @@ def _num_processes(config: Config) -> int:
     return config.converted(engine.get("num_processes"), int | None, "engine.num_processes") or 1
 
 
-def suggest(trial: Any, key: str, given: str | list[Any]) -> Any:
+def suggest(trial: Any, key: str, given: Any) -> Any:
     """Sample a value from "low..high", "low..high:log", "this,that" or a list; of integers if both ends are.
 
+    Returns:
+        A number of a range, or a choice as text, of YAML.
     Raises:
-        ValueError: `given` has none of these forms.
+        ValueError: `given` is a range with an end that is not a number, or with other mistakes.
     """
-    text = ",".join(map(str, given)) if isinstance(given, list) else str(given)
-    if ".." not in text:
-        return trial.suggest_categorical(key, text.split(","))
-    ends, _, scale = text.partition(":")
-    low, high = (_number(end) for end in ends.split("..", 1))
+    choices = given if isinstance(given, list) else [given]
+    if len(choices) == 1 and isinstance(choices[0], str):
+        given = choices[0] if _is_range(choices[0]) else given
+    if not isinstance(given, str):
+        return trial.suggest_categorical(key, [_in_yaml(each) for each in choices])
+    if not _is_range(given):
+        return trial.suggest_categorical(key, _choices(given))
+    low, high, scale = _bounds(given)
     if low is None or high is None or not low < high or scale not in ("", "log"):
-        raise ValueError(f"{key}={text}: expected LOW..HIGH, LOW..HIGH:log, or choices such as 16,32,64")
+        raise ValueError(f"{key}={given}: expected LOW..HIGH, LOW..HIGH:log, or choices such as 16,32,64")
     if scale == "log" and low <= 0:
-        raise ValueError(f"{key}={text}: a logarithmic range must start above 0, got {low}")
+        raise ValueError(f"{key}={given}: a logarithmic range must start above 0, got {low}")
     whole = isinstance(low, int) and isinstance(high, int)
     return (trial.suggest_int if whole else trial.suggest_float)(key, low, high, log=scale == "log")
 
@@ -126,11 +135,52 @@ def _ranges(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     ranges, fixed = dict[str, str](), list[str]()
     for override in overrides:
         key, _, text = override.partition("=")
-        if ".." in text or ("," in text and text[0] not in "[{"):
+        if _is_range(text) or len(_choices(text)) > 1:
             ranges[key] = text
         else:
             fixed.append(override)
     return ranges, fixed
+
+
+def _is_range(text: str) -> bool:
+    """Return whether a text is meant as a range: an end of it is a number, unlike those of ../data."""
+    return ".." in text and _bounds(text)[:2] != (None, None)
+
+
+def _bounds(text: str) -> tuple[int | float | None, int | float | None, str]:
+    """Return the ends of a range, None for one that is not a number, and its scale."""
+    low, _, rest = text.partition("..")
+    high, _, scale = rest.partition(":")
+    return _number(low), _number(high), scale
+
+
+def _choices(text: str) -> list[str]:
+    """Split a text at the commas outside of brackets and quotes."""
+    choices, depth, quote = [""], 0, ""
+    for character in text:
+        if quote:
+            quote = quote if character != quote else ""
+        elif character in "\"'" and choices[-1][-1:] in {"", "[", "{", ",", ":", " "}:  # not that of "don't"
+            quote = character
+        else:
+            depth += (character in "[{") - (character in "]}")
+        if character == "," and depth == 0 and not quote:
+            choices.append("")
+        else:
+            choices[-1] += character
+    return choices
+
+
+def _in_yaml(value: Any) -> str:
+    """Return a value as an override has it.
+
+    >>> _in_yaml(None), _in_yaml([16, 32]), _in_yaml("relu"), _in_yaml("1e-3")
+    ('null', '[16, 32]', 'relu', '"1e-3"')
+    """
+    yaml = importlib.import_module("yaml")
+    style = '"' if isinstance(value, str) and _number(value) is not None else None  # of YAML 1.1, 1e-3 is a text
+    options = {"default_flow_style": True, "default_style": style, "width": math.inf, "allow_unicode": True}
+    return str(yaml.safe_dump([value], **options)).strip()[1:-1]
 
 
 def _number(text: str) -> int | float | None:

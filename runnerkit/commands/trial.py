@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from runnerkit.monitor import Monitor
 def train_trial(
     config: Config, trial: Any, logdir: Path, monitor: Monitor, *, resume: Literal["auto"] | None = None
 ) -> float:
-    """Train the config of a trial; return the metric of the best epoch.
+    """Train the config of a trial; return the metric of the best epoch, NaN if it is NaN in each.
 
     Args:
         trial: Optuna's, or one with `number`, `report` and `should_prune`, which are used if it has one process.
@@ -24,7 +25,7 @@ def train_trial(
         resume: "auto" continues a trial that was killed.
     Raises:
         optuna.TrialPruned: the trial is pruned.
-        ValueError, TrainingError: as :func:`.configured_run.train`.
+        ValueError, TrainingError: as :func:`.configured_run.train`; also if no epoch has the metric.
     """
     runner, arguments = make_run(config)
     if arguments["engine"] is None or not arguments["engine"].is_ddp:  # pruning needs the epochs in this process
@@ -45,7 +46,10 @@ def train_trial(
     epochs = runner.experiment_metrics.values()
     loader, metric = monitor.among({key for epoch in epochs for key in epoch}).pair  # as get_loaders may name them
     scores = [epoch[loader][metric] for epoch in epochs if loader in epoch]
-    return min(scores) if monitor.minimize else max(scores)
+    if not scores:
+        raise ValueError(f"no epoch has {monitor.name}, which selects the best trial: does its loader run?")
+    known = [score for score in scores if not math.isnan(score)] or scores
+    return min(known) if monitor.minimize else max(known)
 
 
 def optuna_package() -> Any:

@@ -22,7 +22,8 @@ def monitored_metrics(logdirs: Iterable[Path]) -> set[str]:
     for logdir in logdirs:
         with suppress(ValueError):  # curves do not need the file, which may be damaged
             recorded = environment_of(logdir).get("settings", {}).get("monitored", [])
-            monitored |= {each.rpartition("/")[2] for each in recorded}
+            # After any slash: keys of loaders and names of metrics may contain one.
+            monitored |= {each[place + 1 :] for each in recorded for place, mark in enumerate(each) if mark == "/"}
         monitored |= {record.judged_by["metric"] for record in checkpoint_records(logdir) if record.judged_by}
     return monitored
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from operator import itemgetter
 
 Points = Sequence[tuple[float, float]]
 
@@ -84,16 +85,17 @@ def _unbroken(points: Points) -> list[list[tuple[float, float]]]:
 
 
 def _thinned(points: Points) -> list[tuple[float, float]]:
-    """Keep the smallest and the largest value of each group of consecutive points, so that peaks remain."""
+    """Keep the smallest and the largest value of each group of consecutive points, so that peaks and gaps remain."""
     if len(points) <= MOST_POINTS:
         return list(points)
     size = math.ceil(2 * len(points) / MOST_POINTS)
     kept: list[tuple[float, float]] = []
     for start in range(0, len(points), size):
         group = points[start : start + size]
-        finite = [point for point in group if math.isfinite(point[1])] or [group[0]]
-        ends = (min(finite, key=lambda point: point[1]), max(finite, key=lambda point: point[1]))
-        kept += sorted(set(ends))
+        finite = [point for point in group if math.isfinite(point[1])]
+        ends = {choose(finite, key=itemgetter(1)) for choose in (min, max) if finite}
+        gaps = [point for point in group if not math.isfinite(point[1])][:1]
+        kept += sorted(ends.union(gaps))
     return kept
 
 

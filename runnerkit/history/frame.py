@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COLUMNS = ("run", "stage", "loader", "epoch", "step", "metric", "value")
-_NUM_PLACE_COLUMNS = 3  # a file's first columns: stage, epoch, step; the others are metrics
+_PLACE = ["stage", "epoch", "step"]  # the first columns of each file; the others are metrics
 
 Logdirs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Row = tuple[str, str, str, int, int, str, float]
@@ -103,8 +103,8 @@ def select(
             unknown = [each for each in wanted if each not in known]
             if unknown or not wanted:
                 of_loaders = f" by {loaders}" if column == "metric" and loaders is not None else ""
-                found = f"{column}s {unknown} were not logged{of_loaders}; choose from {known}"
-                raise UnknownKeyError(found + did_you_mean("".join(unknown[:1]), known))
+                found = f"{column}s {unknown} were not logged{of_loaders}" if unknown else f"got no {column}s"
+                raise UnknownKeyError(f"{found}; choose from {known}" + did_you_mean("".join(unknown[:1]), known))
             table = table[table[column].isin(wanted)]
     return table
 
@@ -169,7 +169,13 @@ def name_in(folder: Path, logdir: Path) -> str:
 
 
 def _files(folder: Path, scope: Scope) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*.csv")) if path.name.endswith(".batch.csv") == (scope == "batch"))
+    """Yield the tables of a folder csv, without those of runs in it, their log_table and other programs."""
+    for path in sorted(folder.rglob("*.csv")):
+        is_own = "csv" not in path.relative_to(folder).parts[:-1]
+        if is_own and path.name.endswith(".batch.csv") == (scope == "batch"):
+            with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+                if next(csv.reader(file), [])[: len(_PLACE)] == _PLACE:
+                    yield path
 
 
 def _lines(path: Path, scope: Scope) -> Iterator[json_lines.Line]:
@@ -189,10 +195,13 @@ def _read_run(run: str, logdir: Path, scope: Scope) -> Iterator[Row]:
     for path in _files(folder, scope):
         loader = path.relative_to(folder).as_posix().removesuffix(".csv").removesuffix(".batch")
         content = path.read_bytes()
-        lines = content[: content.rfind(b"\n") + 1].decode()  # a run may be in the middle of the last one
-        reader = csv.reader(io.StringIO(lines, newline=""))
-        metrics = next(reader, [])[_NUM_PLACE_COLUMNS:]
-        for stage, epoch, step, *cells in reader:
-            for metric, cell in zip(metrics, cells, strict=True):
-                if cell:
-                    yield run, stage, loader, int(epoch), int(step), metric, float(cell)
+        try:
+            lines = content[: content.rfind(b"\n") + 1].decode()  # a run may be in the middle of the last one
+            reader = csv.reader(io.StringIO(lines, newline=""))
+            metrics = next(reader, [])[len(_PLACE) :]
+            for stage, epoch, step, *cells in reader:
+                for metric, cell in zip(metrics, cells, strict=True):
+                    if cell:
+                        yield run, stage, loader, int(epoch), int(step), metric, float(cell)
+        except (ValueError, csv.Error) as error:
+            raise ValueError(f"{shown(path)} is damaged, see runnerkit doctor: {error}") from error

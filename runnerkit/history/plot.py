@@ -44,7 +44,8 @@ def plot_metrics(
         path: file to write; its suffix (.png, .svg, .pdf) selects the format. By default ``metrics.png`` in the logdir.
             An SVG has one column of subplots and the width of the page that shows it, so that a phone can.
         metrics: names to draw; None draws the losses and the monitored metrics (those that selected checkpoints or
-            stopped the run), or some others without any; "all" draws each that is not constant.
+            stopped the run), or some others without any; "all" draws each that is not constant,
+            or all if none changes.
         loaders: names to draw; None draws all.
         log_scale: metrics with a logarithmic axis; values <= 0 leave a gap, and if all are, the axis stays linear.
     Returns:
@@ -70,7 +71,7 @@ def plot_metrics(
         metrics = [*default_metrics(table, monitored_metrics(find_runs(logdir).values()))]
         metrics += [each for each in log_scale if each not in metrics]
     elif metrics == "all":
-        metrics = changing_metrics(table)
+        metrics = changing_metrics(table) or list(table["metric"].unique())
     max_columns = 1 if Path(path).suffix.lower() == ".svg" else _MAX_COLUMNS
     figure = draw_metrics(table, metrics=metrics, log_scale=log_scale, max_columns=max_columns)
     with written(path) as local:

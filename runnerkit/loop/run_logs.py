@@ -103,7 +103,7 @@ class RunLogs(ProcessState):
         self.log_hparams(runner)
         early, self._early = self._early or [], None
         for method, tag, value, step in early:
-            if not runner.current_run.resume_point.is_found:  # otherwise the interrupted run has logged it
+            if not runner.current_run.resume_point.has_logged(runner.stage_key):
                 self._send(runner, method, tag, value, step=step, scope="loader")
         steps = [logger for logger in runner.loggers.values() if logger.log_batch_metrics]
         self.wants_batch_metrics = bool(steps)

@@ -72,6 +72,10 @@ class ResumePoint:
         """True if the run is about to continue in the middle of an epoch."""
         return self.found is not None and self.found.within is not None
 
+    def has_logged(self, stage: str) -> bool:
+        """Return whether the logdir holds what the interrupted run logged when it started this stage."""
+        return self.continues_logs and self.found is not None and self.found.step.stage == stage
+
     def is_epoch_left(self, runner: IRunner) -> bool:
         """Return whether the stage has an epoch to start or to finish."""
         return self.is_within_epoch or runner.current_run.stage.budget.is_epoch_left(runner)

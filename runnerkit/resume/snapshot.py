@@ -28,6 +28,8 @@ from runnerkit.seeding.generators import rng_state, set_rng_state
 from runnerkit.storage.claims import bring
 from runnerkit.storage.remote.urls import shown
 from runnerkit.support.component_members import StateMembers
+from runnerkit.support.plain_values import plain
+from runnerkit.support.redaction import redacted
 from runnerkit.types import StateDict, as_dict
 from runnerkit.version import __version__
 
@@ -47,6 +49,7 @@ class Content(TypedDict, total=False):
     format_version: int  # of this list; the versions that can be read are in compatibility.py
     runnerkit_version: str
     settings: dict[str, Any]  # 0.2: hyperparameters, seed, precision, options of optimizers: a resume warns of changes
+    more_hparams: dict[str, Any]  # 0.2: those of `runner.log_hparams`
     stage_key: str
     counters: StateDict  # steps, samples, metrics of the epoch and of all epochs (loop/position.py); `need_early_stop`
     stopped_by: list[str]  # 0.2: keys of the callbacks that have ended the stage
@@ -114,6 +117,7 @@ class Snapshot:
             "format_version": compatibility.FORMAT_VERSION,
             "runnerkit_version": __version__,
             "settings": compatibility.resume_settings(runner),
+            "more_hparams": plain(redacted(runner.current_run.logs.more_hparams)),
             "stage_key": runner.stage_key,
             "counters": runner.current_run.position.state_dict(runner) | {"need_early_stop": stops},
             "stopped_by": _stoppers(runner.callbacks),
@@ -223,6 +227,8 @@ class Snapshot:
         if "settings" in state and engine.is_main_process:
             now, takes_passed = compatibility.resume_settings(runner), runner.resume_options == "arguments"
             compatibility.warn_of_changes(state["settings"], passed, now, source, takes_passed=takes_passed)
+        logs = runner.current_run.logs
+        logs.more_hparams = {**state.get("more_hparams", {}), **logs.more_hparams}
         runner.current_run.position.load_state_dict(runner, state["counters"])
         if runner.current_run.stage.budget.is_epoch_left(runner):
             next_epoch, num_epochs = runner.stage_epoch_step + 1, runner.stage_epoch_len

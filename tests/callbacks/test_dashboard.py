@@ -78,6 +78,36 @@ def test_exception_gives_the_terminal_back(terminal):
     assert sys.stdout is stdout
 
 
+@pytest.mark.parametrize("name", ["iou[cat]", "acc[/x]", "a:star:", "b\\"])
+def test_names_are_shown_as_they_are(terminal, name):
+    """A name of a metric or a loader may look like markup of rich, or like an emoji."""
+    callback = dl.RichDashboardCallback()
+    runner = make_runner(loader_key=name, loader_metrics={name: 0.5})
+    callback.on_stage_start(runner)
+    callback.on_epoch_start(runner)
+    callback.on_loader_start(runner)
+    callback.on_loader_end(runner)
+
+    callback.on_stage_end(runner)
+
+    assert rows(terminal) == [["metric", name], [name, "0.5"]]
+    assert name in [line.split()[0] for line in terminal.getvalue().split("┏")[-2].splitlines() if line.strip()]
+
+
+def test_a_drawing_that_fails_gives_the_terminal_back(terminal, monkeypatch):
+    """The error can be printed."""
+
+    def fail(self):
+        raise ArithmeticError("no")
+
+    monkeypatch.setattr(dl.RichDashboardCallback, "_draw", fail)
+    streams = sys.stdout, sys.stderr
+    with pytest.raises(ArithmeticError):
+        train(callbacks=[dl.RichDashboardCallback()])
+
+    assert (sys.stdout, sys.stderr) == streams
+
+
 @pytest.mark.parametrize("bars", [dl.RichDashboardCallback, dl.TqdmCallback])
 def test_verbose_adds_no_second_one(bars):
     """A user's progress display and model table replace those of `verbose=True`."""

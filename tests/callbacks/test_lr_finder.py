@@ -157,3 +157,21 @@ def test_a_stage_too_short_says_so(caplog):
 
     assert "the stage ended after 20 of LRFinder's 50 batches" in caplog.text
     assert optimizer.param_groups[0]["lr"] == 1e-3
+
+
+def test_the_loss_may_be_a_number():
+    """A runner that makes its own steps may store ``loss.item()``."""
+
+    class Own(dl.Runner):
+        def handle_batch(self, batch):
+            features, targets = batch
+            loss = self.criterion(self.model(features), targets)
+            self.batch_metrics["loss"] = loss.item()
+            if self.is_train_loader:
+                self.learn(loss)
+
+    finder = dl.LRFinder(1.0, num_steps=5)
+
+    sweep(finder, runner=Own())
+
+    assert len(finder.losses) == 5

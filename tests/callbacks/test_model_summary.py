@@ -52,6 +52,25 @@ def test_table_is_told_once_and_the_run_is_the_same():
     assert torch.equal(trained, without)
 
 
+def test_a_resumed_run_tells_it_only_in_another_logdir(tmp_path):
+    """The logs of the interrupted run have the table."""
+
+    def run(name, num_epochs, **options):
+        logdir = tmp_path / name
+        return told(dl.ModelSummaryCallback(), model=mlp(), logdir=logdir, num_epochs=num_epochs, **options)[0]
+
+    counts = [len(run("a", 1, resume="auto")), len(run("a", 2, resume="auto"))]
+
+    assert counts == [1, 0]
+    assert len(run("b", 3, resume=tmp_path / "a")) == 1
+
+
+def test_a_resumed_run_that_is_the_first_to_ask_for_the_table_tells_it(tmp_path):
+    told(model=mlp(), logdir=tmp_path, num_epochs=1, resume="auto")
+
+    assert len(told(dl.ModelSummaryCallback(), model=mlp(), logdir=tmp_path, resume="auto")[0]) == 1
+
+
 def test_what_the_engine_wrapped_is_unwrapped():
     """The table lists the user's layers by their own names."""
     texts, _, _ = told(dl.ModelSummaryCallback(), engine=dl.DataParallelEngine())

@@ -1,5 +1,8 @@
 """A trial gets the metric of each epoch, and ends when its study prunes it."""
 
+import math
+from types import SimpleNamespace
+
 import optuna
 import pytest
 
@@ -56,6 +59,17 @@ def test_a_trial_without_a_study_has_the_smallest_loss():
 
     assert trial.best_score == min(each["valid"]["loss"] for each in runner.experiment_metrics.values())
     assert len({each["valid"]["loss"] for each in runner.experiment_metrics.values()}) == 4
+
+
+def test_an_epoch_without_a_value_is_left_out_of_the_best():
+    """A loss that is NaN in the first epoch has its best value in a later one."""
+    trial = optuna.trial.FixedTrial({})
+    monitor = dl.OptunaPruningCallback(trial, monitor="valid/loss")
+
+    for epoch, loss in enumerate([math.nan, 0.5, math.nan, 0.7], start=1):
+        monitor.on_epoch_end(SimpleNamespace(epoch_step=epoch, epoch_metrics={"valid": {"loss": loss}}))
+
+    assert trial.best_score == 0.5
 
 
 def test_what_a_study_cannot_hear_or_would_misunderstand_is_refused(study):

@@ -9,6 +9,7 @@ from torch.autograd.profiler import record_function
 from runnerkit.callback import CallbackNode
 from runnerkit.callbacks.monitor.profiler import ProfilerCallback
 from tests.callbacks.recording import Recording, record
+from tests.tiny import loader, train
 
 
 class Marked(Recording):
@@ -25,8 +26,8 @@ class Marked(Recording):
             self.model(batch)
 
 
-def run(callback, *, failing_at=None):
-    loaders = {"valid": [torch.zeros(2, 1)] * 3, "train": [torch.zeros(2, 1)] * 9}
+def run(callback, *, failing_at=None, num_steps=9):
+    loaders = {"valid": [torch.zeros(2, 1)] * 3, "train": [torch.zeros(2, 1)] * num_steps}
     return record(callback, runner=Marked(failing_at), loaders=loaders, num_epochs=2)
 
 
@@ -46,6 +47,20 @@ def test_trace_holds_the_first_training_steps_but_one(tmp_path, num_batches, ste
 
     assert marks(path) == [f"train 1 {step}" for step in steps]
     assert [each.name for each in path.parent.iterdir()] == ["trace.json"]
+
+
+def test_the_trace_of_a_loader_with_one_batch_is_of_the_second_epoch(tmp_path):
+    """The first step is skipped; the evaluation between the epochs is left out."""
+    run(ProfilerCallback(tmp_path / "trace.json"), num_steps=1)
+
+    assert marks(tmp_path / "trace.json") == ["train 2 1"]
+
+
+def test_a_run_of_one_step_says_that_it_has_no_trace(tmp_path, caplog):
+    train(loaders={"train": loader(4, 4)}, callbacks=[ProfilerCallback(tmp_path / "trace.json")])
+
+    assert not (tmp_path / "trace.json").exists()
+    assert "no second training step" in caplog.text
 
 
 def test_the_trace_holds_the_models_operators_for_both_viewers(tmp_path):

@@ -73,7 +73,7 @@ def test_numbers_are_those_of_the_logs(tmp_path):
     runner = run(texts, tmp_path, num_epochs=4, resume="auto")
     runner.evaluate_loader(loader(8, 8), cpu=True)
 
-    [_, text] = texts.texts  # the model's table comes first; an evaluation adds none
+    [text] = texts.texts  # the first part has logged the model's table; an evaluation adds none
     lines = text.splitlines()
     logged = read_metrics(tmp_path).groupby(["loader", "metric"], sort=False)["value"]
     assert len(lines) == 1 + len(logged) + 3
@@ -88,6 +88,14 @@ def test_numbers_are_those_of_the_logs(tmp_path):
     assert lines[-3].startswith(f"best accuracy of valid: {value:.4g}, epoch ")
     assert re.fullmatch(r"epoch 4, step 16, in 00:\d\d", lines[-2])
     assert lines[-1] == f"logs in {tmp_path}"
+
+
+def test_a_logdir_in_a_store_is_its_url():
+    """The local folder that stands for it is temporary."""
+    texts = Kept()
+    train(callbacks=[dl.RunSummaryCallback()], loggers={"texts": texts}, logdir="memory://runs/mine")
+
+    assert texts.texts[-1].splitlines()[-1] == "logs in memory://runs/mine"
 
 
 def test_run_that_fails_has_none():

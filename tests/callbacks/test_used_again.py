@@ -248,6 +248,17 @@ def test_operations_are_counted_for_each_model():
     assert found[1] == 100 * found[0]
 
 
+def test_an_evaluation_keeps_the_number_of_operations():
+    """They are those of the training batch."""
+    callback = dl.SystemMetricsCallback(peak_flops=1e9)
+
+    runner = train(callbacks=[callback])
+    counted = callback.flops_per_sample
+    runner.evaluate_loader(loader(8, 4), cpu=True)
+
+    assert counted is not None and callback.flops_per_sample == counted
+
+
 def test_skipped_steps_are_counted_across_a_resume(tmp_path):
     """The gradient scaler skips the first steps of the epoch."""
 
@@ -265,22 +276,45 @@ def test_skipped_steps_are_counted_across_a_resume(tmp_path):
     assert skipped[0] == skipped[1] > 0
 
 
-@pytest.mark.parametrize("metric", [None, "accuracy"])
+class Learns(dl.SupervisedRunner):
+    """A runner whose only metrics are those of callbacks."""
+
+    steps_itself = True
+
+    def handle_batch(self, batch):
+        super().handle_batch(batch)
+        self.learn(nn.functional.cross_entropy(self.batch["logits"], self.batch["targets"]))
+
+
+@pytest.mark.parametrize("metric", [None, "accuracy", "all"])
 def test_a_process_without_a_sample_computes_no_aggregate_of_metrics(metric):
     """9 samples in batches of 4 and two processes: the last step has one sample."""
-    names = ["accuracy", "loss"] if metric is None else {"accuracy": 0.0, "loss": 1.0}
-    reduction = "mean" if metric is None else "weighted_sum"
+    names = {None: ["accuracy", "loss"], "accuracy": {"accuracy": 0.0, "loss": 1.0}, "all": None}[metric]
+    reduction = "weighted_sum" if metric == "accuracy" else "mean"
     callbacks = [dl.AccuracyCallback(), dl.MetricAggregationCallback("score", names, reduction)]
+    options = {"runner": Learns(), "criterion": None} if metric == "all" else {}
 
-    runner = train(num_processes=2, loaders={"train": loader(9, 4)}, callbacks=callbacks)
+    runner = train(num_processes=2, loaders={"train": loader(9, 4)}, callbacks=callbacks, **options)
 
     assert runner.epoch_metrics["train"]["score"] > 0
 
 
 def test_frozen_epochs_and_checkpoints_without_frozen_parameters_are_refused(tmp_path):
     """A checkpoint leaves out what is frozen when it is saved, and needs it when it is loaded."""
-    with pytest.raises(ValueError, match=r"trainable_only=True.* FreezeCallback .*leave out trainable_only"):
-        train(callbacks=[dl.FreezeCallback("0", until_epoch=1), saving(tmp_path, trainable_only=True)])
+    wrapped = dl.ControlFlowCallback(dl.FreezeCallback("0"), epochs=[2])
+    for freeze in (dl.FreezeCallback("0", until_epoch=1), wrapped):
+        with pytest.raises(ValueError, match=r"trainable_only=True.* FreezeCallback .*leave out trainable_only"):
+            train(callbacks=[freeze, dl.CheckpointCallback(tmp_path, trainable_only=True)])
+
+
+def test_what_an_earlier_stage_trained_is_not_left_out_of_checkpoints(tmp_path):
+    class Stages(LaterSaver):
+        def get_callbacks(self, stage):
+            saver = dl.CheckpointCallback(tmp_path, trainable_only=True)
+            return {} if stage == "first" else {"freezes": dl.FreezeCallback("0"), "saves": saver}
+
+    with pytest.raises(ValueError, match="leave out trainable_only"):
+        Stages("", num_epochs=1, lr=0.1).run()
 
 
 def test_a_pruned_model_is_pruned_further_in_a_later_stage():
@@ -369,11 +403,12 @@ def test_no_worker_of_a_loader_that_is_left_out_outlives_a_failure():
     loaders = {"train_a": loader(16, 4), "train_b": loader(16, 4, num_workers=1), "valid": loader(8, 4)}
     periodic = dl.PeriodicLoaderCallback(monitor="valid/loss", train_b=2, valid=1)
     fails = at("on_loader_end", lambda runner: 1 / (3 - runner.epoch_step))
+    before = {*torch.multiprocessing.active_children()}
 
     with pytest.raises(ZeroDivisionError):
         train(loaders=loaders, epoch_steps=2, num_epochs=3, callbacks=[periodic, fails])
 
-    assert not torch.multiprocessing.active_children()
+    assert {*torch.multiprocessing.active_children()} <= before
 
 
 def test_a_search_of_a_rate_that_is_refused_leaves_the_new_optimizers_rate():

@@ -6,6 +6,35 @@ import sys
 import pytest
 
 from runnerkit import dl
+from runnerkit.loggers.services.service import ServiceLogger
+from tests.interrupt import at
+from tests.loggers.training import train
+
+
+def noting(kind):
+    return lambda self, name, value, *, step, scope: self.sent.append((kind, name, step.epoch))
+
+
+class Service(ServiceLogger):
+    """A service that lists what it is sent, by kind, name and epoch."""
+
+    service = "mine"
+
+    def __init__(self, logdir):
+        super().__init__(logdir)
+        self.sent = []
+
+    def open_run(self, run_id):
+        return run_id or "first"
+
+    def send_scalars(self, scalars, *, step, scope):
+        self.sent += [("scalar", name, step.epoch) for name in scalars]
+
+    def send_artifact(self, name, path, *, kind):
+        self.sent.append((kind, name, 0))
+
+    send_text, send_image, send_histogram = noting("text"), noting("image"), noting("histogram")
+    send_pr_curve, send_table = noting("pr_curve"), noting("table")
 
 
 @pytest.mark.parametrize(
@@ -41,3 +70,20 @@ def test_wrong_arguments_are_refused(tmp_path, make, options, words):
     """The loggers derive ids and folders from the logdir."""
     with pytest.raises(ValueError, match=words):
         make(tmp_path, **options)
+
+
+def test_a_table_and_its_picture_are_both_sent_once(tmp_path):
+    """They have one name, and so may a text and a metric; a resumed run sends none of them again."""
+    say = at("on_epoch_end", lambda runner: runner.log_text("loss", "low"))
+    callbacks = [dl.ConfusionMatrixCallback("logits", "targets", num_classes=3), say]
+    kinds = {("table", "valid/confusion_matrix"), ("image", "valid/confusion_matrix")}
+    kinds |= {("text", "valid/loss"), ("scalar", "valid/loss")}
+
+    sent = []
+    for num_epochs in (1, 2):
+        logger = Service(tmp_path)
+        train(tmp_path, logger, callbacks=callbacks, num_epochs=num_epochs, resume="auto")
+        sent += logger.sent
+
+    for kind in kinds:
+        assert [epoch for *each, epoch in sent if tuple(each) == kind] == [1, 2]
