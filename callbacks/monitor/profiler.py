@@ -81,7 +81,7 @@ class ProfilerCallback(Callback):
 
     def on_experiment_end(self, runner: IRunner) -> None:
         if not self._is_done:
-            logger.warning("ProfilerCallback: the run had no second training step to profile, so no %s", shown(self.path))
+            logger.warning("ProfilerCallback wrote no %s: the run had no second training step", shown(self.path))
 
     def on_exception(self, runner: IRunner) -> None:
         if self._profile is not None:
