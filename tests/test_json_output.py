@@ -3,7 +3,9 @@
 import json
 import math
 import re
+import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import jsonschema
 import pytest
@@ -166,7 +168,7 @@ def test_watch_ends_when_a_run_of_another_machine_is_unknown(tmp_path, capsys, m
     path = tmp_path / "run" / FILE
     before = {"state": "running", "host": "elsewhere", "updated_at": "2026-01-01T00:00:00+00:00"}
     path.write_text(json.dumps({**json.loads(path.read_text()), **before}))
-    monkeypatch.setattr(status_stream.time, "sleep", lambda _: pytest.fail("watch waits"))
+    monkeypatch.setattr(status_stream, "time", Mock(wraps=time, sleep=lambda _: pytest.fail("watch waits")))
 
     assert output(capsys, "watch", tmp_path / "run")["state"] == "unknown"
 

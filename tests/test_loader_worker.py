@@ -7,11 +7,13 @@ import subprocess
 import sys
 import textwrap
 import time
+from unittest.mock import Mock
 
 import psutil
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
+from runnerkit.sampling import loader_worker
 from runnerkit.sampling.loader_worker import watch_workers
 from tests.alive import is_alive
 
@@ -136,7 +138,7 @@ def test_a_killed_worker_is_named_although_torch_told_it_where_nobody_heard():
 
 def test_a_connection_that_the_data_set_lost_is_raised_at_once(monkeypatch):
     """Nobody was killed, so there is nothing to wait for."""
-    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waits"))
+    monkeypatch.setattr(loader_worker, "time", Mock(wraps=time, sleep=lambda _: pytest.fail("waits")))
 
     batches = iter(DataLoader(Ends(ConnectionResetError("the store is gone")), num_workers=1))
     with pytest.raises(ConnectionResetError, match="the store is gone"):

@@ -114,9 +114,10 @@ def test_two_processes_train_like_one(folder, tmp_path, source):
 
 def test_no_worker_outlives_the_run(folder, tmp_path):
     """The iterator lives from epoch to epoch, and ends with the run."""
+    others = {*torch.multiprocessing.active_children()}
     train(folder, tmp_path / "log", "shards", num_workers=1)
 
-    assert not torch.multiprocessing.active_children()
+    assert {*torch.multiprocessing.active_children()} <= others
 
 
 def test_a_pass_may_be_shorter_than_an_epoch():

@@ -3,10 +3,12 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 from torch.distributed import TCPStore
 
+from runnerkit.engines.launch import meeting_point
 from runnerkit.engines.launch.meeting_point import Pauses
 from runnerkit.engines.launch.rendezvous import join_job
 from runnerkit.engines.process_environment import ProcessEnvironment
@@ -150,7 +152,7 @@ def test_a_slow_name_server_fails_no_follower(join, monkeypatch):
 def test_a_wait_ends_late_by_no_more_than_a_tenth_of_it(monkeypatch):
     """Processes that start together meet within milliseconds; long waits poll twenty times a second."""
     slept = []
-    monkeypatch.setattr("runnerkit.engines.launch.meeting_point.time.sleep", slept.append)
+    monkeypatch.setattr(meeting_point, "time", Mock(wraps=time, sleep=slept.append))
     pauses = Pauses(time.monotonic() + 60)
 
     for _ in range(100):

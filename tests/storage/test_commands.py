@@ -1,6 +1,8 @@
 """Tests of the commands and readers with URLs of runs."""
 
+import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -129,7 +131,7 @@ def test_watch_reads_a_store_less_often(runs, monkeypatch):
         pauses.append(pause_s)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(watch_module.time, "sleep", sleep)
+    monkeypatch.setattr(watch_module, "time", Mock(wraps=time, sleep=sleep))
     monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
 
     main(["watch", runs[0]])
