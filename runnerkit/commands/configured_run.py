@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -211,10 +212,9 @@ def save_config(config: Config, path: Path) -> None:
     Raises:
         OSError: `path` cannot be written; for example, another run is using the folder.
     """
-    from omegaconf import OmegaConf  # unlike yaml, it quotes the texts that it would read as numbers, such as "1e-3"
-
-    values = {"seed": SEED, **config.written}
-    text = OmegaConf.to_yaml({key: value for key, value in values.items() if key not in _NOT_SAVED})
+    values = {key: value for key, value in {"seed": SEED, **config.written}.items() if key not in _NOT_SAVED}
+    # Unlike yaml, it quotes the texts that it would read as numbers, such as "1e-3".
+    text = importlib.import_module("omegaconf").OmegaConf.to_yaml(values)
     if as_url(path.parent) is not None:  # training puts it there when no other run has the logdir
         path = local_path(path.parent) / NEW / path.name
     with _explain_unwritable(path):
