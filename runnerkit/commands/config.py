@@ -313,6 +313,11 @@ def _nearest_target(path: Any) -> str:
     return "" if nearest in (None, name) else f"; did you mean {module}.{nearest}?"
 
 
+def yaml_of(values: dict[str, Any]) -> str:
+    """Return values as YAML, with quotes around texts that configs would read as numbers, such as "1e-3"."""
+    return str(_package("omegaconf").OmegaConf.to_yaml(values))
+
+
 def _package(name: str) -> Any:
     try:
         return importlib.import_module(name)

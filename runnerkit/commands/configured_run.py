@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from runnerkit.commands.config import Config, TrainingError
+from runnerkit.commands.config import Config, TrainingError, yaml_of
 from runnerkit.engine import IEngine
 from runnerkit.engines.by_name import engine_by_name
 from runnerkit.engines.process_environment import ProcessEnvironment
@@ -212,9 +211,8 @@ def save_config(config: Config, path: Path) -> None:
     Raises:
         OSError: `path` cannot be written; for example, another run is using the folder.
     """
-    values = {key: value for key, value in {"seed": SEED, **config.written}.items() if key not in _NOT_SAVED}
-    # Unlike yaml, it quotes the texts that it would read as numbers, such as "1e-3".
-    text = importlib.import_module("omegaconf").OmegaConf.to_yaml(values)
+    values = {"seed": SEED, **config.written}
+    text = yaml_of({key: value for key, value in values.items() if key not in _NOT_SAVED})
     if as_url(path.parent) is not None:  # training puts it there when no other run has the logdir
         path = local_path(path.parent) / NEW / path.name
     with _explain_unwritable(path):
